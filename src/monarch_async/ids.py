@@ -1,0 +1,59 @@
+"""Names of processes and actors that hold across the job.
+
+Rules: an id is chosen by whoever creates the thing, without asking anybody, so that `spawn` can return at once; an id is
+never used twice; an address says how to reach a process but is not its identity.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+
+__all__ = ["ActorKey", "ProcAddress", "new_actor_key", "new_uid"]
+
+ActorKey = int
+"""64 bits: which actor of a process. All ranks of an actor mesh share one key, since a process holds at most one of them."""
+
+
+def new_uid() -> str:
+    """Twelve hex digits, unique without coordination."""
+    return os.urandom(6).hex()
+
+
+class _Keys:
+    """Key allocator: 40 random bits for the process, 23 for the count. Restarted in a forked child."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self._base = int.from_bytes(os.urandom(5), "little") << 23
+        self._count = itertools.count(1)
+
+    def __call__(self) -> ActorKey:
+        return self._base + next(self._count)
+
+
+new_actor_key = _Keys()
+os.register_at_fork(after_in_child=new_actor_key.restart)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcAddress:
+    """Where a process can be reached: through the agent of its host, which hands the connection on.
+
+    `uid` is the process (unique for ever), `host` the uid of its host, `unix` the path of the agent's socket (usable only
+    on that host), `tcp` the agent's ``host:port`` for everyone else, or ``""`` while it listens on no network. `name` and
+    `rank` are for people: the mesh of processes and the rank in it.
+    """
+
+    uid: str
+    host: str
+    unix: str
+    tcp: str = ""
+    name: str = ""
+    rank: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name or self.uid}[{self.rank}]" if self.name else self.uid

@@ -1,0 +1,69 @@
+"""Settings: one frozen, validated record, given to a runtime when it starts and handed to all its processes.
+
+Every bound of the system is here under the name that its error message uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+__all__ = ["Options"]
+
+MiB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Bounds in messages and bytes, times in seconds.
+
+    Raises `ValueError` when a figure is not positive and `TypeError` for an unknown name.
+    """
+
+    mailbox_messages: int = 100_000
+    """Messages one process may have under way to one actor before an un-awaited send raises `ChannelFull`."""
+    mailbox_bytes: int = 1024 * MiB
+    """The same in bytes of arguments. One message larger than this passes when nothing else is under way."""
+    link_bytes: int = 1024 * MiB
+    """Bytes a link may hold that its peer has not acknowledged."""
+    max_frame: int = 8 * 1024 * MiB
+    """The largest message, arguments and buffers together."""
+    handshake_bytes: int = 4096
+    handshake_timeout: float = 5.0
+    lease: float = 10.0
+    """How long a host or link may be silent or cut before what depends on it is given up."""
+    heartbeat: float = 1.0
+    """How often links between hosts are probed."""
+    start_timeout: float = 60.0
+    """How long a process may take from request to answering."""
+    cleanup_timeout: float = 3.0
+    """How long `__cleanup__` may take."""
+    stop_timeout: float = 5.0
+    """How long a process may take from the request to stop until it is killed."""
+    unknown_grace: float = 5.0
+    """How long a message for an actor that is not known (yet) is kept."""
+    log_bytes: int = 16 * MiB
+    """How much of each rank's output is kept in full."""
+    forward_output: bool = True
+    """Whether output of processes is shown at the client."""
+    fold_window: float = 0.1
+    """How long to wait for further ranks to print the same line."""
+    dead_letters: int = 1000
+    """How many undeliverable messages are remembered."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, bool) and value <= 0:
+                raise ValueError(f"option {field.name!r} must be positive, got {value!r}")
+
+    def with_(self, **changes: Any) -> Options:
+        """A copy with some settings changed; an unknown name raises `TypeError` that lists the known ones."""
+        known = {field.name for field in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise TypeError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,254 @@
+"""How tensors travel: reducers for the codec, the only place below the libraries that touches torch, and only once it is imported.
+
+A dense tensor becomes (block, dtype, offset, sizes, strides). A *block* is a stretch of one storage's memory, sent once per message
+however many tensors of the message lie in it; at the receiver its tensors share memory again. A block of 16 KiB or more is a
+view of the tensor's own memory that the link writes from, and at the receiver the tensor lies in the bytes as they arrived: no
+copy on either side.
+
+Rules:
+
+* A tensor sends the stretch it spans, not its storage. A view that uses less than half of its stretch (a column) is packed first, unless
+  another tensor of the message overlaps it. Overlap may show only late in a message: then the message is pickled a second time, with
+  the stretches that the first pass found joined. Tensors that overlap nowhere don't share memory at the receiver.
+* Values, dtype, sizes, strides (unless packed), `requires_grad` of leaves, Python attributes, and `nn.Parameter` are kept.
+  `grad` and hooks are not sent. The result of a computation arrives detached: autograd does not cross processes.
+* CUDA tensors go by a copy in host memory and return to the device of the same index, to the current one where there is no such index, or
+  stay on the CPU where the receiver has no CUDA.
+* Sparse, quantised, nested and meta tensors, other devices, and subclasses go by torch's own `__reduce_ex__`; the storages in
+  those are ours again, so that `torch.save` is never called.
+* What arrives is writable, unless the receiver's buffer is not: then, and where it is badly aligned, the block is copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import sys
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+from monarch_async._core import codec
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ensure_reducers", "install"]
+
+_ALIGNMENT = 16  # bytes: the largest element, complex128, and what blocks and arriving buffers are aligned to
+_installed = False
+
+
+def install() -> None:
+    """Make tensors cheap to send from this process, from the moment it has imported torch. Doesn't import torch."""
+    codec.when_imported("torch", ensure_reducers)
+
+
+def ensure_reducers() -> bool:
+    """Register the reducers if torch is imported far enough; return whether they are in place."""
+    global _installed
+    if not _installed:
+        torch: Any = sys.modules.get("torch")
+        # While torch is being imported, perhaps by another thread, parts of it are missing.
+        try:
+            reducers: dict[type, Any] = {
+                torch.Tensor: _reduce_tensor,
+                torch.nn.Parameter: _reduce_tensor,
+                torch.UntypedStorage: _reduce_untyped,
+                torch.TypedStorage: _reduce_typed,
+                _Block: _reduce_block,
+            }
+        except AttributeError:
+            return False
+        for kind, reducer in reducers.items():
+            codec.register_reducer(kind, reducer)
+        _installed = True
+    return True
+
+
+class _Block:
+    """Bytes `[start, end)` of a storage. One object per stretch and message: pickle's memo does the sharing."""
+
+    __slots__ = ("end", "packed", "reduced", "start", "storage")
+
+    def __init__(self, storage: torch.UntypedStorage, start: int, end: int, packed: bool = False) -> None:
+        self.storage = storage  # held, so that its address names it for the length of the message
+        self.start = start
+        self.end = end
+        self.packed = packed  # the one tensor here is sent as a packed copy, not as it lies
+        self.reduced: tuple[Any, ...] | None = None
+
+    @property
+    def base(self) -> int:
+        """Where what is sent begins: aligned, so that elements of every size are."""
+        return self.start - self.start % _ALIGNMENT
+
+
+class _Stretches:
+    """What the tensors of one message span in one storage: blocks, sorted and disjoint."""
+
+    __slots__ = ("blocks", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.blocks: list[_Block] = []
+
+    def place(self, storage: torch.UntypedStorage, start: int, end: int, pack: bool, scope: codec.Scope) -> _Block:
+        """The block that bytes `[start, end)` belong to; asks for another pass where that changes a block already sent."""
+        low = high = bisect_right(self.starts, start)
+        if low and self.blocks[low - 1].end > start:
+            low -= 1
+        while high < len(self.blocks) and self.starts[high] < end:
+            high += 1
+        if low == high:
+            block = _Block(storage, start, end, pack)
+        else:
+            first, final = self.blocks[low], self.blocks[high - 1]
+            covered = first is final and first.start <= start and end <= first.end
+            if covered and (scope.last or not first.packed):
+                return first
+            if scope.last:  # it wasn't there in the first pass, so nothing is known to share it
+                return _Block(storage, start, end)
+            scope.again = True
+            block = _Block(storage, min(start, first.start), max(end, final.end))
+        self.starts[low:high] = [block.start]
+        self.blocks[low:high] = [block]
+        return block
+
+
+def _place(storage: torch.UntypedStorage, start: int, end: int, pack: bool) -> _Block:
+    if end > storage.nbytes():
+        raise RuntimeError(
+            f"the tensor's storage was freed or shrunk to {storage.nbytes()} bytes of {end}: gather it (FSDP: unshard) before sending"
+        )
+    scope = codec.message_scope()
+    storages: dict[int, _Stretches] = scope.notes.setdefault(__name__, {})
+    stretches = storages.get(storage.data_ptr())
+    if stretches is None:
+        stretches = storages[storage.data_ptr()] = _Stretches()
+    return stretches.place(storage, start, end, pack, scope)
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type not in ("cpu", "cuda"):
+        return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return, no-untyped-call]
+    data = tensor.detach()
+    if data.is_conj() or data.is_neg():
+        data = data.resolve_conj().resolve_neg()
+    block, offset = None, 0
+    if data.numel():
+        size = data.element_size()
+        start = int(data.storage_offset()) * size
+        # Strides are never negative, so the last element is the farthest.
+        span = (1 + sum((n - 1) * stride for n, stride in zip(data.shape, data.stride(), strict=True))) * size
+        block = _place(data.untyped_storage(), start, start + span, pack=2 * data.numel() * size <= span)
+        if block.packed:
+            data = _pack(data)
+            block, start = _Block(data.untyped_storage(), 0, data.numel() * size), 0
+        offset = (start - block.base) // size
+    grad = tensor.requires_grad and tensor.is_leaf
+    parameter = type(tensor) is torch.nn.Parameter
+    parts: tuple[Any, ...] = (block, data.dtype, offset, tuple(data.shape), data.stride(), grad, parameter)
+    if block is None and data.is_cuda:
+        parts += (str(data.device),)
+    attributes = tensor.__dict__
+    # As state with its own setter: an attribute may refer back to the tensor.
+    return (_rebuild_tensor, parts, attributes, None, None, _set_attributes) if attributes else (_rebuild_tensor, parts)
+
+
+def _pack(data: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    # Not every dtype can be copied; a plain one of the same size can.
+    plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}[data.element_size()]
+    return data.view(plain).contiguous().view(data.dtype)
+
+
+def _reduce_block(block: _Block) -> tuple[Any, ...]:
+    import torch
+
+    if block.reduced is None:
+        storage, start, device = block.storage, block.base, ""
+        if storage.device.type == "cuda":
+            device = str(storage.device)
+            stretch = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (block.end - start,), (1,))
+            storage, start = stretch.cpu().untyped_storage(), 0
+        size = block.end - block.base
+        memory = (ctypes.c_ubyte * size).from_address(storage.data_ptr() + start)
+        memory.storage = storage  # type: ignore[attr-defined]  # whoever holds a view of the memory holds the storage
+        buffer = pickle.PickleBuffer(memory)
+        block.reduced = (_rebuild_block, (buffer, device) if device else (buffer,))
+    return block.reduced
+
+
+def _reduce_untyped(storage: torch.UntypedStorage) -> tuple[Any, ...]:
+    if storage.device.type not in ("cpu", "cuda"):
+        return storage.__reduce__()  # type: ignore[no-any-return, no-untyped-call]
+    size = storage.nbytes()
+    return _rebuild_untyped, (_place(storage, 0, size, pack=False) if size else None,)
+
+
+def _reduce_typed(storage: torch.TypedStorage) -> tuple[Any, ...]:
+    return _rebuild_typed, (storage._untyped_storage, storage.dtype)
+
+
+def _rebuild_block(buffer: Any, device: str = "") -> torch.UntypedStorage:
+    import torch
+
+    if memoryview(buffer).readonly:
+        buffer = bytearray(buffer)
+    flat = torch.frombuffer(buffer, dtype=torch.uint8)
+    if flat.data_ptr() % _ALIGNMENT:
+        flat = flat.clone()
+    if device:
+        flat = flat.to(_local_device(device))
+    return flat.untyped_storage()
+
+
+def _rebuild_tensor(
+    storage: torch.UntypedStorage | None,
+    dtype: torch.dtype,
+    offset: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    grad: bool,
+    parameter: bool,
+    device: str = "",
+) -> torch.Tensor:
+    import torch
+
+    place = storage.device if storage is not None else _local_device(device) if device else torch.device("cpu")
+    if dtype is torch.complex32:  # making one warns that it is experimental; a view doesn't
+        tensor = torch.empty(0, dtype=torch.uint8, device=place).view(dtype)
+    else:
+        tensor = torch.empty(0, dtype=dtype, device=place)
+    tensor = tensor.as_strided(sizes, strides) if storage is None else tensor.set_(storage, offset, sizes, strides)
+    if parameter:
+        return torch.nn.Parameter(tensor, grad)
+    return tensor.requires_grad_() if grad else tensor
+
+
+def _rebuild_untyped(storage: torch.UntypedStorage | None) -> torch.UntypedStorage:
+    import torch
+
+    return torch.UntypedStorage(0) if storage is None else storage  # type: ignore[no-untyped-call]
+
+
+def _rebuild_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    import torch
+
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+
+
+def _local_device(name: str) -> torch.device:
+    import torch
+
+    device = torch.device(name)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return device if (device.index or 0) < torch.cuda.device_count() else torch.device("cuda", torch.cuda.current_device())
+
+
+def _set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    tensor.__dict__.update(attributes)

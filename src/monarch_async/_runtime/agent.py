@@ -1,0 +1,228 @@
+"""The agent: one for a client and host. It starts, watches and ends processes, brokers connections, and gathers output; no user code.
+
+Rules:
+
+* A process belongs to the process that asked for it. When that one is gone, or its link to here is over, what it had started is killed.
+* A process that is told to stop gets the time it was given, then SIGKILL; an answer comes when it is gone.
+* Its end is told to its owner, with the evidence, and remembered for whoever dials it later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from monarch_async._channel.dial import listen_tcp, parse_tcp, usable_addresses
+from monarch_async._core.events import Evidence
+from monarch_async._core.lines import Stream
+from monarch_async._runtime.broker import Broker
+from monarch_async._runtime.child import Child, ProcSpec
+from monarch_async._runtime.config import ProcConfig
+from monarch_async._runtime.context import Message
+from monarch_async._runtime.control import STOP
+from monarch_async._runtime.launcher import Launcher
+from monarch_async._runtime.output import OutputReader
+from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.runtime import Runtime
+from monarch_async._runtime.service import ask, tell
+from monarch_async.errors import SpawnError
+from monarch_async.ids import ProcAddress
+
+__all__ = ["Agent", "SpawnRequest"]
+
+ENTRY = "monarch_async._runtime.proc:run"
+OUTPUT_UNDER_WAY = 32
+"""Batches of output that may be on their way to a client; past that the pipes are left to fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnRequest:
+    """One process to start, as asked for over a link."""
+
+    me: ProcAddress
+    size: int
+    owner: ProcAddress
+    client: ProcAddress
+    env: Mapping[str, str | None]
+    cwd: str | None
+    sys_path: tuple[str, ...]
+    preload: tuple[str, ...]
+    cpus: frozenset[int] | None
+
+
+class _Proc:
+    """A process that runs."""
+
+    def __init__(self, request: SpawnRequest, child: Child, loop: asyncio.AbstractEventLoop) -> None:
+        self.request = request
+        self.child = child
+        self.control = child.control
+        self.ended: asyncio.Future[Evidence] = loop.create_future()
+        self.output: OutputReader
+        self.under_way = 0  # batches of its output that the client has not confirmed
+
+
+class Agent:
+    """Bind it to a runtime, whose service it is part of."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._procs: dict[str, _Proc] = {}
+        self._texts: dict[str, Callable[[], str]] = {}  # output of processes, also of those that are gone
+        self.runtime: Runtime
+        self.broker: Broker
+
+    @property
+    def table(self) -> Mapping[str, Callable[..., Any]]:
+        """The functions for the runtime's service."""
+        names = ("spawn_procs", "stop_procs", "kill_procs", "output_text", "listen", "join")
+        return {name: getattr(self, name) for name in names}
+
+    def bind(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.broker = Broker(runtime)
+        self._launcher.attach(runtime.loop)
+        runtime.on_link_ended.append(self._link_ended)
+
+    # What others ask for.
+
+    def spawn_procs(self, message: Message, requests: list[SpawnRequest]) -> Any:
+        """Start processes; the answer, their pids, comes when all exist. Raises `SpawnError`, and then none is left."""
+        for request in requests:
+            self.broker.announce(request.me.uid)
+        return self._start_all(requests)
+
+    async def _start_all(self, requests: list[SpawnRequest]) -> list[int]:
+        outcomes = await asyncio.gather(*(self._start(request) for request in requests), return_exceptions=True)
+        failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+        if failure is not None:
+            await self.kill_procs(None, [request.me.uid for request in requests])
+            raise failure
+        return [outcome for outcome in outcomes if isinstance(outcome, int)]
+
+    async def _start(self, request: SpawnRequest) -> int:
+        me = request.me
+        runtime = self.runtime
+        spec = ProcSpec(
+            name=f"{me.name}-{me.rank}",
+            entry=ENTRY,
+            payload=ProcConfig(me, runtime.me, request.client, runtime.key, runtime.options).pack(),
+            env=request.env,
+            cwd=request.cwd,
+            sys_path=request.sys_path,
+            preload=request.preload,
+            cpus=request.cpus,
+        )
+        try:
+            child = await self._launcher.spawn(spec)
+        except SpawnError as error:
+            self.broker.gone(me.uid, Evidence(f"was never started: {error}"))
+            raise
+        proc = _Proc(request, child, runtime.loop)
+        self._procs[me.uid] = proc
+        proc.output = OutputReader(
+            runtime.loop, child.stdout, child.stderr, lambda stream, lines: self._show(proc, stream, lines), keep=runtime.options.log_bytes
+        )
+        self._texts[me.uid] = proc.output.text
+        child.exited.add_done_callback(lambda _: runtime.tasks.start(self._exited(proc), name=f"burying {me}"))
+        self.broker.started(me.uid, proc)
+        return child.pid
+
+    async def stop_procs(self, message: Message | None, uids: list[str], timeout: float) -> None:
+        """Ask processes to stop, kill those that have not after `timeout` seconds; the answer comes when all are gone."""
+        procs = [self._procs[uid] for uid in uids if uid in self._procs]
+        for proc in procs:
+            try:
+                proc.control.send(STOP)
+            except OSError:
+                proc.child.kill()
+        if procs:
+            _, late = await asyncio.wait([proc.ended for proc in procs], timeout=timeout)
+            if late:
+                await self.kill_procs(None, [proc.request.me.uid for proc in procs if not proc.ended.done()])
+
+    async def kill_procs(self, message: Message | None, uids: list[str]) -> None:
+        """SIGKILL; the answer comes when all are gone."""
+        procs = [self._procs[uid] for uid in uids if uid in self._procs]
+        for proc in procs:
+            proc.child.kill()
+        if procs:
+            await asyncio.wait([proc.ended for proc in procs])
+
+    def output_text(self, message: Message, uid: str) -> str:
+        """All that a process has printed, as far as it is kept. `LookupError` for one that never was here."""
+        if uid not in self._texts:
+            raise LookupError("no such process was started on this host")
+        return self._texts[uid]()
+
+    def listen(self, message: Message, address: str) -> str:
+        """Take connections from other hosts too, at ``tcp://HOST:PORT``; returns what to tell them."""
+        return self.open_tcp(*parse_tcp(address))
+
+    def open_tcp(self, host: str, port: int, advertise: str = "") -> str:
+        """The same; `advertise` is what others shall use instead of `host`. Raises `AddressError`."""
+        names = usable_addresses(advertise or (socket.gethostname() if host in ("0.0.0.0", "::", "*") else host))
+        listener = listen_tcp("" if host == "*" else host, port)
+        where = f"[{names[0]}]" if ":" in names[0] else names[0]
+        told = f"{where}:{listener.getsockname()[1]}"
+        self.runtime.me = replace(self.runtime.me, tcp=told)
+        self.runtime.tasks.start(self.broker.serve(listener), name=f"listening on {told}")
+        return told
+
+    def join(self, message: Message) -> ProcAddress:
+        """The address of this agent, for whoever attaches to it."""
+        return self.runtime.me
+
+    # What happens to processes.
+
+    async def _exited(self, proc: _Proc) -> None:
+        how = proc.child.exited.result()
+        me = proc.request.me
+        try:
+            async with asyncio.timeout(0.2):
+                await proc.output.finished  # a descendant may hold the pipes; it is being killed
+        except TimeoutError:
+            pass
+        proc.output.close()
+        evidence = Evidence(how.describe(), how.code, how.signal)
+        del self._procs[me.uid]
+        proc.child.close()
+        self.broker.gone(me.uid, evidence)
+        proc.ended.set_result(evidence)
+        tell(self.runtime, proc.request.owner, "proc_exited", me, evidence)
+        await self._end_of_owner(me.uid)
+
+    def _link_ended(self, peer: Peer, evidence: Evidence) -> None:
+        if not peer.links:
+            self.runtime.tasks.start(self._end_of_owner(peer.address.uid), name=f"sweeping after {peer.address}")
+
+    async def _end_of_owner(self, uid: str) -> None:
+        """Whoever asked for processes is gone: so are they."""
+        await self.kill_procs(None, [proc.request.me.uid for proc in self._procs.values() if proc.request.owner.uid == uid])
+
+    def _show(self, proc: _Proc, stream: Stream, lines: list[str]) -> None:
+        """Send output to the client, and let the pipe fill up while the client is slow."""
+        if not self.runtime.options.forward_output or self.runtime.closing:
+            return
+        request = proc.request
+        proc.under_way += 1
+        if proc.under_way == OUTPUT_UNDER_WAY:
+            proc.output.pause()
+        shown = ask(self.runtime, request.client, "output", request.me.name, request.me.rank, request.size, stream, lines)
+        shown.add_done_callback(lambda done: self._shown(proc, done))
+
+    def _shown(self, proc: _Proc, done: asyncio.Future[Any]) -> None:
+        if not done.cancelled():
+            done.exception()  # the client is gone, and this process soon will be
+        proc.under_way -= 1
+        if proc.under_way == OUTPUT_UNDER_WAY - 1 and not proc.ended.done():
+            proc.output.resume()
+
+    async def close(self, timeout: float) -> None:
+        """End every process, politely for `timeout` seconds."""
+        if timeout > 0:
+            await self.stop_procs(None, list(self._procs), timeout)
+        self._launcher.close()

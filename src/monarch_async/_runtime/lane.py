@@ -1,0 +1,165 @@
+"""Lanes: what this process has under way to one remote actor, and the bound on it.
+
+A message is under way from the moment it is sent until it has left the actor's mailbox: a call until its answer comes, a cast until
+the actor's process grants credit for it. So neither mailbox, link nor process grows without bound, whoever is slow.
+
+Rules:
+
+* At the hard limit a send raises `ChannelFull` and sends nothing. A send that is awaited returns only when less than half of it is in use,
+  so that awaiting senders never meet the hard limit.
+* One message larger than the limit in bytes passes when nothing else is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_async._core.framing import CALL, PORT, pack_message
+from monarch_async._runtime.link import INLINE
+from monarch_async.errors import ChannelFull, PortClosed
+
+if TYPE_CHECKING:
+    from monarch_async._runtime.context import Waiter
+    from monarch_async._runtime.peer import Peer
+
+__all__ = ["Lane"]
+
+
+class Lane:
+    """The account with one actor: `key` in the process of `peer`, rank `rank` of the mesh named `mesh`."""
+
+    __slots__ = ("byte_limit", "bytes", "closed", "key", "limit", "mesh", "messages", "peer", "rank", "waiters")
+
+    def __init__(self, peer: Peer, key: int, mesh: str, rank: int, limit: int, byte_limit: int) -> None:
+        self.peer = peer
+        self.key = key
+        self.mesh = mesh
+        self.rank = rank
+        self.limit = limit
+        self.byte_limit = byte_limit
+        self.closed = False
+        self.messages = 0  # under way
+        self.bytes = 0  # of their arguments
+        self.waiters: list[asyncio.Future[None]] = []  # sends that wait for room
+
+    def call(
+        self,
+        endpoint: str,
+        request: int,
+        rank: int,
+        body: bytes,
+        buffers: Sequence[memoryview],
+        extras: dict[str, Any] | None,
+        waiter: Waiter,
+    ) -> None:
+        """Send a call that `waiter` waits for. Raises `ChannelFull`, `FrameTooLarge`; everything later goes to the waiter."""
+        size = len(body)
+        if buffers:
+            size += sum(view.nbytes for view in buffers)
+        self.check(size)
+        link = self.peer.link or self.peer.open(waiter, request, self)
+        if link is None:
+            return
+        if size > INLINE:
+            link.send_large([CALL, self.key, endpoint, request, rank, b"", extras], body, buffers)
+        elif extras is None:
+            link.send(pack_message((CALL, self.key, endpoint, request, rank, body)))
+        else:
+            link.send(pack_message((CALL, self.key, endpoint, request, rank, body, extras)))
+        link.pending[request] = (waiter, self, size)
+        self.messages += 1
+        self.bytes += size
+
+    def cast(self, endpoint: str, rank: int, body: bytes, buffers: Sequence[memoryview], extras: dict[str, Any] | None) -> bool:
+        """Send a message that wants no answer; False if the process is known to be gone. Raises `ChannelFull`, `FrameTooLarge`."""
+        size = len(body)
+        if buffers:
+            size += sum(view.nbytes for view in buffers)
+        self.check(size)
+        link = self.peer.link or self.peer.open(None, 0, self)
+        if link is None:
+            return False
+        if size > INLINE:
+            link.send_large([CALL, self.key, endpoint, 0, rank, b"", extras], body, buffers)
+        elif extras is None:
+            link.send(pack_message((CALL, self.key, endpoint, 0, rank, body)))
+        else:
+            link.send(pack_message((CALL, self.key, endpoint, 0, rank, body, extras)))
+        self.messages += 1
+        self.bytes += size
+        return True
+
+    def push(self, rank: int, body: bytes, buffers: Sequence[memoryview], fault: bytes | None) -> bool:
+        """Send to port `key`: a value, or a fault in its place; False if its process is gone. Raises as `cast`, and `PortClosed`."""
+        if self.closed:
+            raise PortClosed(f"{self.mesh} is closed: its receiver takes nothing more")
+        size = len(body) + sum(view.nbytes for view in buffers)
+        self.check(size)
+        link = self.peer.link or self.peer.open(None, 0, self)
+        if link is None:
+            return False
+        if size > INLINE:
+            link.send_large([PORT, self.key, rank, b"", fault], body, buffers)
+        else:
+            link.send(pack_message((PORT, self.key, rank, body, fault)))
+        self.messages += 1
+        self.bytes += size
+        return True
+
+    def close(self) -> None:
+        """The port is closed at the other end."""
+        self.closed = True
+        self.reset()
+
+    def check(self, size: int) -> None:
+        """Raise `ChannelFull` if a message of `size` bytes may not be sent now."""
+        if self.messages >= self.limit:
+            raise ChannelFull(
+                f"{self.messages} messages are under way to {self.mesh}[{self.rank}], as many as the option mailbox_messages={self.limit} allows: "
+                "await what you send, or raise it",
+                limit=self.limit,
+                option="mailbox_messages",
+            )
+        if self.bytes + size > self.byte_limit and self.messages:
+            raise ChannelFull(
+                f"{self.bytes} bytes are under way to {self.mesh}[{self.rank}] and {size} more would pass the option mailbox_bytes={self.byte_limit}: "
+                "await what you send, or raise it",
+                limit=self.byte_limit,
+                option="mailbox_bytes",
+            )
+
+    def credit(self, messages: int, size: int) -> None:
+        """So many messages have left the mailbox."""
+        self.messages -= messages
+        self.bytes -= size
+        if self.waiters and self.has_room:
+            self._wake()
+
+    def reset(self) -> None:
+        """Nothing is under way any more: the process, or the session with it, is gone."""
+        self.messages = self.bytes = 0
+        self._wake()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an awaited send may return."""
+        return self.messages * 2 <= self.limit and self.bytes * 2 <= self.byte_limit
+
+    async def wait_for_room(self) -> None:
+        """Wait until less than half of the limit is in use."""
+        while not self.has_room:
+            waiter = asyncio.get_running_loop().create_future()
+            self.waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self.waiters:
+                    self.waiters.remove(waiter)
+
+    def _wake(self) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waiters.clear()

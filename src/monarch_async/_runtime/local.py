@@ -1,0 +1,88 @@
+"""The account with an actor of this very process; the counterpart of `lane` without a link.
+
+Arguments are never shared: what is not immutable is copied, as if it had travelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from monarch_async._core.codec import copy_value, is_plain
+from monarch_async._runtime.context import Message, Waiter
+from monarch_async.errors import ChannelFull
+
+if TYPE_CHECKING:
+    from monarch_async._runtime.runtime import Runtime
+
+__all__ = ["LocalLane"]
+
+
+class LocalLane:
+    """At most `limit` messages may be under way to actor `key`; see `Lane` for the rules."""
+
+    __slots__ = ("key", "limit", "mesh", "messages", "rank", "runtime", "waiters")
+
+    def __init__(self, runtime: Runtime, key: int, mesh: str, rank: int, limit: int) -> None:
+        self.runtime = runtime
+        self.key = key
+        self.mesh = mesh
+        self.rank = rank
+        self.limit = limit
+        self.messages = 0
+        self.waiters: list[asyncio.Future[None]] = []
+
+    def send(
+        self,
+        endpoint: str,
+        request: int,
+        rank: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        extras: dict[str, Any] | None,
+        waiter: Waiter | None,
+    ) -> None:
+        """Send a call, or a cast if nobody waits. Raises `ChannelFull`, and `TypeError` for what can't be copied."""
+        self.check()
+        runtime = self.runtime
+        message = Message(runtime.local, endpoint, request, rank, b"", None, extras)
+        if kwargs or not is_plain(args):
+            args, kwargs = copy_value((args, kwargs))
+        message.args = (args, kwargs)
+        message.lane = self
+        if request:
+            message.waiter = waiter
+            runtime.local_calls[request] = message
+        self.messages += 1
+        runtime.post_local(self.key, message)
+
+    def check(self) -> None:
+        """Raise `ChannelFull` if no message may be sent now."""
+        if self.messages >= self.limit:
+            raise ChannelFull(
+                f"{self.messages} messages are under way to {self.mesh}[{self.rank}], as many as the option "
+                f"mailbox_messages={self.limit} allows: await what you send, or raise it",
+                limit=self.limit,
+                option="mailbox_messages",
+            )
+
+    def credit(self, messages: int, size: int) -> None:
+        """So many messages have left the mailbox."""
+        self.messages -= messages
+        if self.waiters and self.has_room:
+            for waiter in self.waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self.waiters.clear()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an awaited send may return."""
+        return self.messages * 2 <= self.limit
+
+    async def wait_for_room(self) -> None:
+        """Wait until less than half of the limit is in use."""
+        while not self.has_room:
+            waiter = asyncio.get_running_loop().create_future()
+            self.waiters.append(waiter)
+            await waiter

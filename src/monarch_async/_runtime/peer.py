@@ -1,0 +1,82 @@
+"""Another process, as this one sees it: how to reach it, the link to it, whether it is gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monarch_async._core.events import Evidence, died
+from monarch_async._runtime.context import Waiter
+from monarch_async._runtime.lane import Lane
+from monarch_async._runtime.link import Link
+from monarch_async.ids import ProcAddress
+
+if TYPE_CHECKING:
+    from monarch_async._runtime.runtime import Runtime
+
+__all__ = ["Peer"]
+
+
+class Peer:
+    """What this process sends to a peer goes over one link, so that it stays in order; the peer may send over another."""
+
+    __slots__ = ("address", "evidence", "lanes", "link", "links", "runtime")
+
+    def __init__(self, runtime: Runtime, address: ProcAddress) -> None:
+        self.runtime = runtime
+        self.address = address
+        self.link: Link | None = None  # where messages to it go; one of `links`
+        self.links: set[Link] = set()  # all that have not ended, whoever made them
+        self.lanes: dict[int, Lane] = {}
+        self.evidence: Evidence | None = None  # set once it is known to be gone
+
+    def lane(self, key: int, mesh: str, rank: int, limit: int, byte_limit: int) -> Lane:
+        """The account with one of its actors."""
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = Lane(self, key, mesh, rank, limit, byte_limit)
+        return lane
+
+    def open(self, waiter: Waiter | None, request: int, lane: Lane) -> Link | None:
+        """The link to send over, which may not be connected yet; `None`, after telling the waiter, if the process is gone."""
+        runtime = self.runtime
+        evidence = self.evidence or runtime.evidence
+        if evidence is not None:
+            if waiter is not None:
+                error = died(evidence, lane.mesh, lane.rank, started=False)
+                runtime.loop.call_soon(waiter.fail, request, error)
+            return None
+        for link in self.links:
+            if link.connection is not None:
+                self.link = link
+                return link
+        self.link = runtime.dial(self)
+        return self.link
+
+    def ended(self, link: Link, evidence: Evidence) -> None:
+        """A link is over: whatever waits on it fails."""
+        self.links.discard(link)
+        if self.link is link:
+            self.link = None
+        link.end()
+        runtime = self.runtime
+        for message in list(link.inbound_calls.values()):
+            message.cell.cancel(message)
+        link.inbound_calls.clear()
+        lanes = set()
+        for request, (waiter, lane, _) in link.pending.items():
+            lanes.add(lane)
+            started = True if request in link.started else None
+            runtime.loop.call_soon(waiter.fail, request, died(evidence, lane.mesh, lane.rank, started=started))
+        link.pending.clear()
+        for lane in lanes if self.evidence is None else self.lanes.values():
+            lane.reset()
+        runtime.link_ended(self, link, evidence)
+
+    def gone(self, evidence: Evidence) -> None:
+        """The process does not exist any more."""
+        if self.evidence is not None:
+            return
+        self.evidence = evidence
+        for link in list(self.links):
+            self.ended(link, evidence)
+        self.runtime.peer_gone(self)

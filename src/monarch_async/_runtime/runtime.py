@@ -1,0 +1,429 @@
+"""A runtime: one process's half of the system. Its actors, its links, its pending calls; what comes in is sorted here.
+
+Rules:
+
+* Everything here runs on one loop. Other threads reach it through `call_soon_threadsafe`.
+* Messages to key 0 are for the runtime itself: its *service*, whose functions are called at once, in order, not through a mailbox.
+* A message for an actor that is not known is kept for a while (its spawn may be on another link); for one that was here and is
+  gone, the answer says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import ssl
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+from monarch_async._channel.pool import BufferPool
+from monarch_async._core.codec import loads
+from monarch_async._core.events import Evidence, Failure, Identity
+from monarch_async._core.faults import decode_fault, encode_fault
+from monarch_async._core.framing import CALL, CANCEL, CLOSED, CREDIT, FAIL, PORT, REPLY, STARTED, pack_message
+from monarch_async._runtime.cell import Cell
+from monarch_async._runtime.connect import keep
+from monarch_async._runtime.context import Message, Origin, State, Waiter
+from monarch_async._runtime.lane import Lane
+from monarch_async._runtime.link import Link
+from monarch_async._runtime.local import LocalLane
+from monarch_async._runtime.origin import LinkOrigin, LocalOrigin
+from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.supervisor import Ownership
+from monarch_async._runtime.tasks import TaskSet
+from monarch_async.errors import ActorDied
+from monarch_async.ids import ProcAddress, new_uid
+from monarch_async.options import Options
+
+__all__ = ["SERVICE", "DeadLetter", "Runtime"]
+
+SERVICE = 0
+TICK = 0.05
+REMEMBERED = 100_000
+_SERVICE_IDENTITY = Identity("runtime", "Runtime", 0)
+
+
+PortSink = Callable[[Origin, int, Any, BaseException | None, int], None]
+"""Takes what arrives at a port: from where, rank of the sender, value or error, and the bytes to give credit for."""
+
+
+class DeadLetter(NamedTuple):
+    """A message that nobody got and nobody waits for."""
+
+    actor: str
+    endpoint: str
+    reason: str
+    when: float
+
+
+class Runtime:
+    """See the module's docstring. `service` maps names to functions ``f(message, *args)``; a coroutine's result is the answer."""
+
+    def __init__(self, me: ProcAddress, key: bytes, options: Options, service: Mapping[str, Callable[..., Any]]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.me = me
+        self.key = key
+        self.options = options
+        self.service = service
+        self.agent = me  # the agent of this host, once it is known
+        self.client = me  # the program this process works for
+        self.thread = threading.get_ident()
+        self.posting = threading.Lock()
+        self.posted = 0  # how often other threads have handed something over
+        self.log = logging.getLogger("monarch_async")
+        self.tasks = TaskSet(self.loop, self.log)
+        self.pool = BufferPool()
+        self.tls_client: ssl.SSLContext | None = None
+        self.tls_server: ssl.SSLContext | None = None
+        self.closing = False
+        self.evidence: Evidence | None = None  # set when this runtime is closing: why sends fail
+        self.cells: dict[int, Cell] = {}
+        self.peers: dict[str, Peer] = {}
+        self.ports: dict[int, PortSink] = {}
+        self.requests = itertools.count(1)
+        self.numbers = itertools.count(1)
+        self.local = LocalOrigin(self)
+        self.local_lanes: dict[int, LocalLane] = {}
+        self.local_calls: dict[int, Message] = {}
+        self.busy: set[Cell] = set()
+        self.ticking = False
+        self.dead_letters: deque[DeadLetter] = deque(maxlen=options.dead_letters)
+        self.dead_letter_count = 0
+        self.on_failure: Callable[[Cell, BaseException, str], None] = lambda cell, error, endpoint: None
+        self.on_peer_gone: list[Callable[[Peer], None]] = []
+        self.on_link_ended: list[Callable[[Peer, Evidence], None]] = []
+        self.unhandled: Callable[[Failure], None] = lambda failure: None  # nobody in this process handles it
+        self.ownership = Ownership()
+        self.agent_up: asyncio.Future[None] | None = None  # for a client: until this is done nobody can be dialed
+        self._origins: dict[Link, tuple[Peer, LinkOrigin]] = {}
+        self._parked: dict[int, list[Message]] = {}  # for actors that are not known yet
+        self._ended: OrderedDict[int, tuple[Identity, Evidence]] = OrderedDict()  # actors that were here
+
+    # Links and peers.
+
+    def peer(self, address: ProcAddress) -> Peer:
+        peer = self.peers.get(address.uid)
+        if peer is None:
+            peer = self.peers[address.uid] = Peer(self, address)
+        return peer
+
+    def new_link(self, peer: Peer, session: str) -> Link:
+        link = Link(self.loop, session, self._deliver, max_frame=self.options.max_frame, pool=self.pool)
+        peer.links.add(link)
+        self._origins[link] = (peer, LinkOrigin(link))
+        return link
+
+    def dial(self, peer: Peer) -> Link:
+        """A new link to a peer, connected in the background."""
+        link = self.new_link(peer, new_uid())
+        keep(self, peer, link, dialed=True)
+        return link
+
+    def link_ended(self, peer: Peer, link: Link, evidence: Evidence) -> None:
+        """A session with a peer is over; the peer may live."""
+        self._origins.pop(link, None)
+        for told in self.on_link_ended:
+            told(peer, evidence)
+
+    def peer_gone(self, peer: Peer) -> None:
+        """A process does not exist any more."""
+        for told in self.on_peer_gone:
+            told(peer)
+
+    # What comes in.
+
+    def _deliver(self, link: Link, messages: list[list[Any]], buffers: list[memoryview] | None) -> None:
+        cells = self.cells
+        _, origin = self._origins[link]
+        for fields in messages:
+            kind = fields[0]
+            try:
+                if kind == CALL:
+                    key = fields[1]
+                    request = fields[3]
+                    extras = fields[6] if len(fields) > 6 else None
+                    message = Message(origin, fields[2], request, fields[4], fields[5], buffers, extras)
+                    if request:
+                        link.inbound_calls[request] = message
+                    cell = cells.get(key)
+                    if cell is not None:
+                        cell.post(message)
+                    elif key == SERVICE:
+                        self.serve(message)
+                    else:
+                        self._not_here(key, message)
+                elif kind == REPLY:
+                    self._settle(link, fields[1], fields[2], buffers)
+                else:
+                    self._control(link, kind, fields, buffers)
+            except (IndexError, TypeError, ValueError, AttributeError, KeyError) as error:
+                self.log.exception("a malformed message of kind %r from the other side was dropped: %s", kind, error)
+
+    def _settle(self, link: Link, request: int, body: bytes, buffers: list[memoryview] | None) -> None:
+        entry = link.pending.pop(request, None)
+        if entry is None:
+            return
+        waiter, lane, size = entry
+        if link.started:
+            link.started.discard(request)
+        lane.credit(1, size)
+        if not body:
+            waiter.settle(request, None)
+            return
+        try:
+            value = loads(body, buffers or ())
+        except Exception as error:  # whatever a result's own unpickling raises belongs to who asked for it
+            waiter.fail(request, error)
+        else:
+            waiter.settle(request, value)
+
+    def _control(self, link: Link, kind: int, fields: list[Any], buffers: list[memoryview] | None) -> None:
+        if kind == FAIL:
+            entry = link.pending.pop(fields[1], None)
+            if entry is not None:
+                waiter, lane, size = entry
+                link.started.discard(fields[1])
+                lane.credit(1, size)
+                waiter.fail(fields[1], decode_fault(fields[2]))
+        elif kind == CREDIT:
+            peer, _ = self._origins[link]
+            owed = peer.lanes.get(fields[1])
+            if owed is not None:
+                owed.credit(fields[2], fields[3])
+        elif kind == PORT:
+            self._port_message(link, fields, buffers)
+        elif kind == CLOSED:
+            peer, _ = self._origins[link]
+            closed = peer.lanes.get(fields[1])
+            if closed is not None:
+                closed.close()
+        elif kind == CANCEL:
+            message = link.inbound_calls.get(fields[1])
+            if message is not None:
+                if message.cell is not None:
+                    message.cell.cancel(message)
+                else:
+                    message.state = State.CANCELLED
+                    if message.task is not None:
+                        message.task.cancel()
+        elif kind == STARTED:
+            if fields[1] in link.pending:
+                link.started.add(fields[1])
+        else:
+            self.log.warning("a message of unknown kind %r was dropped", kind)
+
+    def _port_message(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
+        """Something was sent to a port of this process."""
+        _, origin = self._origins[link]
+        _, port, rank, body, fault = fields
+        receive = self.ports.get(port)
+        if receive is None:
+            self.dead_letter(f"port {port:#x}", "send", Evidence("the port is closed"))
+            link.send_control(pack_message((CLOSED, port)))
+            return
+        size = len(body) + sum(view.nbytes for view in buffers or ())
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            if fault is not None:
+                error = decode_fault(fault)
+            elif body:
+                value = loads(body, buffers or ())
+        except Exception as raised:  # whatever a value's own unpickling raises belongs to who receives it
+            error = raised
+        receive(origin, rank, value, error, size)
+
+    def serve(self, message: Message) -> None:
+        """A message to this runtime itself."""
+        function = self.service.get(message.endpoint)
+        try:
+            if function is None:
+                raise AttributeError(f"no service {message.endpoint!r} here")
+            args, kwargs = message.args or (loads(message.body, message.buffers or ()) if message.body else ((), {}))
+            message.state = State.RUNNING
+            result = function(message, *args, **kwargs)
+        except Exception as error:
+            message.state = State.DONE
+            message.origin.refuse(message, error)
+            return
+        if isinstance(result, Awaitable):
+            message.task = self.tasks.start(self._serve_later(message, result), name=f"service {message.endpoint}")
+        elif message.request:
+            message.state = State.DONE
+            message.origin.answer(message, result)
+
+    async def _serve_later(self, message: Message, result: Awaitable[Any]) -> None:
+        try:
+            value = await result
+        except asyncio.CancelledError as error:
+            message.state = State.DONE
+            if message.request:
+                message.origin.refuse(message, error)
+            raise
+        except Exception as error:
+            message.state = State.DONE
+            if message.request:
+                message.origin.refuse(message, error)
+            else:
+                self.log.exception("service %s failed", message.endpoint)
+        else:
+            message.state = State.DONE
+            if message.request:
+                message.origin.answer(message, value)
+
+    # Actors.
+
+    def add_cell(self, cell: Cell) -> None:
+        """An actor is here from now on; what was sent to it before goes to it first."""
+        self.cells[cell.key] = cell
+        cell.start()
+        for message in self._parked.pop(cell.key, ()):
+            if message.state is State.QUEUED:
+                cell.post(message)
+
+    def forget(self, cell: Cell) -> None:
+        """An actor is gone. Why is remembered for a while."""
+        assert cell.evidence is not None
+        if self.cells.get(cell.key) is cell:
+            del self.cells[cell.key]
+        self.remember_end(cell.key, cell.identity, cell.evidence)
+
+    def remember_end(self, key: int, identity: Identity, evidence: Evidence) -> None:
+        """What is sent to this actor from now on is told why it is gone."""
+        self._ended[key] = (identity, evidence)
+        if len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+        for message in self._parked.pop(key, ()):
+            if message.state is State.QUEUED:
+                self._refuse_dead(message, identity, evidence)
+
+    def failed(self, cell: Cell, error: BaseException, endpoint: str) -> None:
+        self.on_failure(cell, error, endpoint)
+
+    def _not_here(self, key: int, message: Message) -> None:
+        ended = self._ended.get(key)
+        if ended is not None or self.closing:
+            identity, evidence = ended or (_SERVICE_IDENTITY, self.evidence or Evidence("stopping"))
+            self._refuse_dead(message, identity, evidence)
+            return
+        parked = self._parked.get(key)
+        if parked is None:
+            parked = self._parked[key] = []
+            self.loop.call_later(self.options.unknown_grace, self._give_up, key)
+        parked.append(message)
+
+    def _give_up(self, key: int) -> None:
+        grace = self.options.unknown_grace
+        evidence = Evidence(f"never existed here: nobody spawned it within the option unknown_grace={grace:g} s")
+        for message in self._parked.pop(key, ()):
+            if message.state is State.QUEUED:
+                self._refuse_dead(message, Identity(f"actor {key:#x}", "?", message.rank), evidence)
+
+    def _refuse_dead(self, message: Message, identity: Identity, evidence: Evidence) -> None:
+        message.state = State.DONE
+        if message.request:
+            error = ActorDied(
+                f"{identity} died: {evidence.text} (its handler had not started)",
+                mesh=identity.mesh,
+                rank=identity.rank,
+                incarnation=identity.incarnation,
+                started=False,
+                reason=evidence.text,
+            )
+            message.origin.refuse(message, error)
+        else:
+            self.dead_letter(identity, message.endpoint, evidence)
+
+    def dead_letter(self, actor: object, endpoint: str, evidence: Evidence) -> None:
+        """A message that wants no answer could not be delivered."""
+        self.dead_letter_count += 1
+        self.dead_letters.append(DeadLetter(str(actor), endpoint, evidence.text, self.loop.time()))
+
+    def local_lane(self, key: int, mesh: str, rank: int, limit: int) -> LocalLane:
+        """The account with an actor of this process."""
+        lane = self.local_lanes.get(key)
+        if lane is None:
+            lane = self.local_lanes[key] = LocalLane(self, key, mesh, rank, limit)
+        return lane
+
+    def post_local(self, key: int, message: Message) -> None:
+        """Deliver a message from this process."""
+        cell = self.cells.get(key)
+        if cell is not None:
+            cell.post(message)
+        elif key == SERVICE:
+            self.serve(message)
+        else:
+            self._not_here(key, message)
+
+    def as_fault(self, error: BaseException, message: Message) -> BaseException:
+        """What the caller of a local actor sees: the same as the caller of a remote one."""
+        actor = str(message.cell.identity) if message.cell is not None else ""
+        return decode_fault(encode_fault(error, actor=actor))
+
+    # Requests.
+
+    def find_waiter(self, request: int) -> Waiter | None:
+        """Who waits for a request that this process made."""
+        local = self.local_calls.get(request)
+        if local is not None:
+            return local.waiter
+        for link in self._origins:
+            entry = link.pending.get(request)
+            if entry is not None:
+                return entry[0]
+        return None
+
+    def cancel_request(self, request: int, lane: Lane | LocalLane, reason: str) -> None:
+        """Tell the other side that the answer is not wanted any more. The answer, or an error, still comes."""
+        if isinstance(lane, LocalLane):
+            message = self.local_calls.get(request)
+            if message is not None and message.cell is not None:
+                message.cell.cancel(message)
+            return
+        for link in lane.peer.links:
+            if request in link.pending:
+                link.send_control(pack_message((CANCEL, request, reason)))
+
+    def start_ticking(self) -> None:
+        self.ticking = True
+        self.loop.call_later(TICK, self._tick)
+
+    def _tick(self) -> None:
+        """Tell callers of handlers that run for a while that they have begun."""
+        if not self.busy or self.closing:
+            self.ticking = False
+            return
+        self.loop.call_later(TICK, self._tick)
+        for cell in self.busy:
+            for message in (cell.current, *cell.overlapping):
+                if message is not None and message.request and not message.told:
+                    message.told = True
+                    message.origin.tell_started(message)
+
+    # The end.
+
+    async def stop_cells(self, reason: str) -> None:
+        """Stop every actor of this process."""
+        await asyncio.gather(*(cell.stop(reason) for cell in list(self.cells.values())))
+
+    async def close(self, reason: str) -> None:
+        """Stop every actor, say goodbye on every link, end every task."""
+        if self.closing:
+            return
+        self.evidence = Evidence(reason)
+        await self.stop_cells(reason)
+        self.closing = True
+        for key in list(self._parked):
+            self._give_up(key)
+        links = [link for link in self._origins if link.connection is not None]
+        await asyncio.wait({self.loop.create_task(link.drain()) for link in links} or {self.loop.create_task(asyncio.sleep(0))}, timeout=1.0)
+        for link in links:
+            link.say_goodbye()
+        for peer in list(self.peers.values()):
+            for link in list(peer.links):
+                peer.ended(link, self.evidence)
+        await self.tasks.close()

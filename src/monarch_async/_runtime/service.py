@@ -1,0 +1,188 @@
+"""What every runtime does for others: start and stop actors, hear of failures. And how to ask another runtime for it.
+
+These are the functions behind key 0. They are called at once, in the order of the messages, so that a message to an actor that was sent
+after its spawn finds it. What takes time returns an awaitable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_async._core.codec import dumps
+from monarch_async._core.events import Evidence, Failure, Identity
+from monarch_async._runtime.cell import Behavior, Cell
+from monarch_async._runtime.context import Message, Waiter
+from monarch_async._runtime.peer import Peer
+from monarch_async.errors import SpawnError
+from monarch_async.ids import ProcAddress
+
+if TYPE_CHECKING:
+    from monarch_async._runtime.runtime import Runtime
+
+__all__ = ["Answer", "Owner", "ask", "ask_many", "base_service", "tell"]
+
+SERVICE = 0
+_LIMIT = 1 << 40
+
+Owner = tuple[ProcAddress, int]
+"""Who is told of a failure: a process and the actor in it, 0 for the client's program itself."""
+
+
+class Answer:
+    """Waits for one answer of a service."""
+
+    __slots__ = ("awaited_by", "future")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.awaited_by: Message | None = None
+        self.future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(self, request: int, value: Any) -> None:
+        if not self.future.done():
+            self.future.set_result(value)
+
+    def fail(self, request: int, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # it is no news for the log if nobody waits any more
+
+
+def ask(runtime: Runtime, address: ProcAddress, name: str, *args: Any, rank: int = 0) -> asyncio.Future[Any]:
+    """Call a service of a process; the future has its answer, or `ActorDied` if the process is gone."""
+    answer = Answer(runtime.loop)
+    ask_many(runtime, [address], name, args, answer, [rank], [next(runtime.requests)])
+    return answer.future
+
+
+def ask_many(
+    runtime: Runtime,
+    addresses: Sequence[ProcAddress],
+    name: str,
+    args: tuple[Any, ...],
+    waiter: Waiter,
+    ranks: Sequence[int],
+    requests: Sequence[int],
+) -> None:
+    """Call the same service of several processes with one pickle of the arguments; each gets its rank and request number."""
+    pickled: tuple[bytes, list[memoryview]] | None = None
+    for address, request, rank in zip(addresses, requests, ranks, strict=True):
+        if address.uid == runtime.me.uid:
+            runtime.local_lane(SERVICE, "runtime", 0, _LIMIT).send(name, request, rank, args, {}, None, waiter)
+            continue
+        pickled = pickled or dumps((args, {}))
+        lane = runtime.peer(address).lane(SERVICE, str(address), address.rank, _LIMIT, _LIMIT)
+        lane.call(name, request, rank, *pickled, None, waiter)
+
+
+def tell(runtime: Runtime, address: ProcAddress, name: str, *args: Any) -> None:
+    """Cast to a service of a process."""
+    if address.uid == runtime.me.uid:
+        runtime.local_lane(SERVICE, "runtime", 0, _LIMIT).send(name, 0, 0, args, {}, None, None)
+    else:
+        body, buffers = dumps((args, {}))
+        runtime.peer(address).lane(SERVICE, str(address), address.rank, _LIMIT, _LIMIT).cast(name, 0, body, buffers, None)
+
+
+class Service:
+    """The functions; `base_service` makes the table."""
+
+    def __init__(self) -> None:
+        self.runtime: Runtime
+
+    def bind(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        runtime.on_failure = self._report
+        runtime.on_peer_gone.append(self._peer_gone)
+
+    def spawn(
+        self, message: Message, key: int, mesh: str, class_name: str, behavior: Behavior, owner: Owner, limit: int, place: Any
+    ) -> asyncio.Future[None]:
+        """Start an actor; the answer comes when it is constructed."""
+        runtime = self.runtime
+        if runtime.closing or runtime.evidence is not None:
+            raise SpawnError(f"{mesh} was not spawned: its process is stopping")
+        cell = Cell(runtime, key, Identity(mesh, class_name, message.rank), behavior, limit)
+        cell.owner = owner
+        cell.place = place
+        constructed: asyncio.Future[None] = runtime.loop.create_future()
+
+        def told(error: BaseException | None) -> None:
+            if not constructed.done():
+                if error is None:
+                    constructed.set_result(None)
+                elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+                    constructed.set_exception(error)
+                else:
+                    constructed.set_exception(RuntimeError(f"the constructor raised {error!r}"))
+
+        cell.on_constructed = told
+        runtime.add_cell(cell)
+        return constructed
+
+    async def stop(self, message: Message, key: int, reason: str) -> None:
+        """Stop an actor; the answer comes when it has cleaned up. One that is gone already is no error."""
+        cell = self.runtime.cells.get(key)
+        if cell is not None:
+            await cell.stop(reason)
+        else:
+            self.runtime.remember_end(key, Identity(f"actor {key:#x}", "?", message.rank), Evidence("stopped before it was spawned"))
+
+    def ping(self, message: Message) -> None:
+        """Answer."""
+
+    def bootstrap(self, message: Message, function: Callable[[], Any]) -> Any:
+        """Run a function before any actor is there."""
+        result = function()
+        return result if inspect.isawaitable(result) else None
+
+    # Failures.
+
+    def failed(self, message: Message, owner: int, failure: Failure) -> None:
+        """Something that actor `owner` of this process (0: the program itself) owns has failed."""
+        self._handle(owner, failure)
+
+    def _report(self, cell: Cell, error: BaseException, endpoint: str) -> None:
+        """An actor of this process failed: tell its owner."""
+        if cell.owner is not None:
+            address, key = cell.owner
+            failure = Failure.of_actor(cell.identity, error, endpoint)
+            if address.uid == self.runtime.me.uid:
+                self._handle(key, failure)
+            else:
+                tell(self.runtime, address, "failed", key, failure)
+
+    def _peer_gone(self, peer: Peer) -> None:
+        """A process is gone: tell the owners, in this process, of what was in it. Each once."""
+        assert peer.evidence is not None
+        for owner, members in self.runtime.ownership.release(peer.address.uid).items():
+            meshes = tuple(dict.fromkeys(member.mesh for member in members))
+            # The mesh of actors says more than that of processes, which is owned first.
+            self._handle(owner, Failure.of_proc(members[-1], meshes, str(peer.address), peer.evidence))
+
+    def _handle(self, owner: int, failure: Failure) -> None:
+        cell = self.runtime.cells.get(owner)
+        if cell is not None and cell.evidence is None:
+            self.runtime.tasks.start(self._supervise(cell, failure), name=f"supervision by {cell.identity}")
+        elif owner == 0:
+            self.runtime.unhandled(failure)
+
+    async def _supervise(self, cell: Cell, failure: Failure) -> None:
+        """Ask the owner; what it does not handle, it fails of."""
+        try:
+            handled = await cell.behavior.supervise(cell.instance, failure, cell.thread)
+        except Exception as error:
+            error.__cause__ = error.__cause__ or failure.as_error()
+            cell.fail(error, "__supervise__")
+        else:
+            if not handled:
+                cell.fail(failure.as_error(), "__supervise__")
+
+
+def base_service() -> tuple[Service, Mapping[str, Callable[..., Any]]]:
+    """The service of a process that runs actors, and its table."""
+    service = Service()
+    names = ("spawn", "stop", "ping", "bootstrap", "failed")
+    return service, {name: getattr(service, name) for name in names}

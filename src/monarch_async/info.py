@@ -1,0 +1,131 @@
+"""What code in an actor can know: who it is, which message it handles, whether its caller has given up."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_async._runtime.cell import Cell
+from monarch_async._runtime.context import Message, constructing, current_message
+from monarch_async.ambient import current_runtime
+from monarch_async.errors import UsageError
+from monarch_async.procs import ProcMesh, this_proc
+from monarch_async.shape import Extent, Point, Shape
+
+__all__ = ["ActorInstance", "Context", "context", "current_actor_name", "current_rank", "current_size"]
+
+_NOWHERE = Extent.of().point(0)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorInstance:
+    """The actor that code runs in. `rank` is its position in the mesh as it was spawned; `incarnation` counts its restarts."""
+
+    name: str
+    class_name: str
+    rank: Point
+    actor_id: str
+    proc_id: str
+    incarnation: int
+    creator: str
+    _cell: Cell | None
+
+    @property
+    def proc(self) -> ProcMesh:
+        """The process it is in, as a mesh without dimensions."""
+        return this_proc()
+
+    @property
+    def proc_mesh(self) -> ProcMesh:
+        """The processes that its mesh was spawned on."""
+        if self._cell is None or self._cell.place is None:
+            return this_proc()
+        extent, agents, addresses, name = self._cell.place
+        return ProcMesh(current_runtime(), name, addresses, agents, Shape(extent))
+
+    def stop(self, reason: str = "") -> None:
+        """Stop this actor once the handler that asks for it has ended."""
+        cell = self._cell
+        if cell is None:
+            raise UsageError("only an actor can stop itself, and this is no code of an actor")
+        runtime = cell.runtime
+        runtime.loop.call_soon_threadsafe(lambda: runtime.tasks.start(_stop_after(cell, reason), name=f"stopping {cell.identity}"))
+
+    def abort(self, reason: str = "") -> None:
+        """Fail: the owner is told, as of an exception."""
+        cell = self._cell
+        if cell is None:
+            raise UsageError("only an actor can abort itself, and this is no code of an actor")
+        error = RuntimeError(reason or "aborted")
+        cell.runtime.loop.call_soon_threadsafe(cell.fail, error, "abort")
+
+    kill = abort
+
+
+async def _stop_after(cell: Cell, reason: str) -> None:
+    while cell.current is not None and cell.evidence is None:
+        await asyncio.sleep(0.001)
+    await cell.stop(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`actor_instance` is the actor, `message_rank` the position of this member in the slice that the message was sent to."""
+
+    actor_instance: ActorInstance
+    _message: Message | None
+
+    @property
+    def message_rank(self) -> Point:
+        message, cell = self._message, self.actor_instance._cell
+        if message is None or cell is None:
+            return self.actor_instance.rank
+        return _point(message.rank, _extent(cell))
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the caller has given up: a handler in a thread should end soon, one on the loop is being cancelled."""
+        return self._message is not None and self._message.cancelled
+
+
+def context() -> Context:
+    """Where this code runs. Outside an actor it is the program itself, called ``client``."""
+    message = current_message.get()
+    cell: Cell | None = message.cell if message is not None else constructing.get()
+    if cell is None:
+        runtime = current_runtime()
+        me = runtime.me
+        return Context(ActorInstance(me.name, "", _NOWHERE, me.uid, me.uid, 0, "", None), None)
+    identity = cell.identity
+    creator = str(cell.owner[0]) if cell.owner is not None else ""
+    me = cell.runtime.me
+    rank = _extent(cell).point(identity.rank)
+    instance = ActorInstance(identity.mesh, identity.class_name, rank, f"{me.uid}/{cell.key:x}", me.uid, identity.incarnation, creator, cell)
+    return Context(instance, message)
+
+
+def current_rank() -> Point:
+    """The position of this actor in the slice that the message was sent to."""
+    return context().message_rank
+
+
+def current_size() -> dict[str, int]:
+    """The dimensions of the slice that the message was sent to."""
+    return dict(context().message_rank.extent)
+
+
+def current_actor_name() -> str:
+    """The name of the mesh that this actor is in."""
+    return context().actor_instance.name
+
+
+def _extent(cell: Cell) -> Extent:
+    extent: Extent = cell.place[0] if cell.place is not None else Extent.of()
+    return extent
+
+
+def _point(rank: Any, spawned: Extent) -> Point:
+    if isinstance(rank, list):
+        return Extent(rank[1], rank[2]).point(rank[0])
+    return _NOWHERE if rank < 0 else spawned.point(rank)

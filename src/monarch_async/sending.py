@@ -1,0 +1,347 @@
+"""How the adverbs of endpoints send: arguments are checked and pickled once, booked on each member's lane, and written.
+
+Rules:
+
+* Everything about a call that can be wrong at the caller is raised at the call: arguments that don't fit (`TypeError`), that can't be
+  pickled (`TypeError`), that are too large (`FrameTooLarge`), or too many under way (`ChannelFull`). What goes wrong later is in the future.
+* In the runtime's thread a message is on its way when the adverb returns. Other threads hand it to the loop, in order, and are held back when
+  they are far ahead of it.
+* A call made by a handler carries the chain of handlers that led to it, and what is left of their deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Any, Generic, TypeVar
+
+from monarch_async._core.codec import dumps
+from monarch_async._core.events import died
+from monarch_async._runtime.context import Message, current_message
+from monarch_async._runtime.lane import Lane
+from monarch_async._runtime.local import LocalLane
+from monarch_async._runtime.runtime import Runtime
+from monarch_async.endpoint import Binder, Endpoint, check_timeout
+from monarch_async.errors import ActorDied, CallTimeout, UsageError
+from monarch_async.future import Future, MeshFuture
+from monarch_async.shape import Shape
+
+__all__ = ["MeshEndpoint", "Sent", "Stream", "Target"]
+
+R = TypeVar("R")
+_get_ident = threading.get_ident
+_LONGEST_CHAIN = 64
+_AHEAD = 1000
+_NOTHING: tuple[bytes, list[memoryview]] = (b"", [])
+
+
+class Target:
+    """The members that a mesh addresses, as sending needs them: their lanes, and what tells each its position."""
+
+    __slots__ = ("lanes", "name", "ranks", "runtime", "shape")
+
+    def __init__(self, runtime: Runtime, name: str, shape: Shape, lanes: list[Lane | LocalLane], ranks: list[Any]) -> None:
+        self.runtime = runtime
+        self.name = name
+        self.shape = shape
+        self.lanes = lanes
+        self.ranks = ranks
+
+
+class MeshEndpoint(Endpoint[..., Any]):
+    """One endpoint on one mesh; see `Endpoint`."""
+
+    __slots__ = ("_bind", "_name", "_retry", "_return_exceptions", "_target", "_timeout")
+
+    def __init__(
+        self,
+        target: Target,
+        name: str,
+        bind: Binder | None,
+        timeout: float | None = None,
+        retry: int = 0,
+        return_exceptions: bool = False,
+    ) -> None:
+        self._target = target
+        self._name = name
+        self._bind = bind  # None: the class isn't known here, so the other side checks
+        self._timeout = timeout
+        self._retry = retry
+        self._return_exceptions = return_exceptions
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._name} of {self._target.name}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{self._target.name}.{self._name} is an endpoint of a mesh: use .call(), .call_one(), .choose(), .stream() or .broadcast()")
+
+    def options(self, *, timeout: float | None = None, retry: int = 0, return_exceptions: bool = False) -> MeshEndpoint:
+        check_timeout(timeout)
+        if not isinstance(retry, int) or retry < 0:
+            raise UsageError(f"retry is how often to send again, 0 or more, not {retry!r}")
+        return MeshEndpoint(self._target, self._name, self._bind, timeout, retry, return_exceptions)
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        target = self._target
+        if len(target.lanes) != 1:
+            raise ValueError(f"call_one needs a single actor, and {target.name} has {len(target.lanes)}: slice it, or use call or choose")
+        return self._one(target.lanes[0], target.ranks[0], args, kwargs)
+
+    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        target = self._target
+        index = random.randrange(len(target.lanes))
+        return self._one(target.lanes[index], target.ranks[index], args, kwargs)
+
+    def _one(self, lane: Lane | LocalLane, rank: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        if self._bind is not None:
+            args, kwargs = self._bind(*args, **kwargs)
+        runtime = self._target.runtime
+        future: Future[Any] = Future(loop=runtime.loop)
+        future.runtime = runtime
+        future.lane = lane
+        future.request = request = next(runtime.requests)
+        handler = current_message.get()
+        extras = None if handler is None and self._timeout is None else self._extras(handler, request)
+        if type(lane) is LocalLane:
+            if _get_ident() == runtime.thread:
+                lane.send(self._name, request, rank, args, kwargs, extras, future)
+            else:
+                self._hand_over(runtime, future, lane.send, self._name, request, rank, args, kwargs, extras, future)
+        else:
+            body, buffers = dumps((args, kwargs)) if args or kwargs else _NOTHING
+            if _get_ident() == runtime.thread:
+                lane.call(self._name, request, rank, body, buffers, extras, future)
+            else:
+                self._hand_over(runtime, future, lane.call, self._name, request, rank, body, buffers, extras, future)
+        if extras is not None and "d" in extras:
+            self._limit(future, extras["d"])
+        return future
+
+    def call(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        target = self._target
+        runtime = target.runtime
+        future: MeshFuture[Any] = MeshFuture(loop=runtime.loop)
+        future.runtime = runtime
+        future.lane = target.lanes[0]
+        requests = [next(runtime.requests) for _ in target.lanes]
+        future.request = requests[0]
+        future.expect(target.shape, target.lanes, requests, keep_errors=self._return_exceptions)
+        extras = self._send(args, kwargs, requests, [future] * len(requests), future)
+        if extras is not None and "d" in extras:
+            self._limit(future, extras["d"])
+        return future
+
+    def stream(self, *args: Any, **kwargs: Any) -> Stream[Any]:
+        target = self._target
+        runtime = target.runtime
+        requests = [next(runtime.requests) for _ in target.lanes]
+        stream: Stream[Any] = Stream(runtime, requests, target.lanes)
+        extras = self._send(args, kwargs, requests, [stream] * len(requests), stream.results[-1])
+        if extras is not None and "d" in extras:
+            for future in stream.results:
+                self._limit(future, extras["d"])
+        return stream
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> Sent:
+        target = self._target
+        if self._bind is not None:
+            args, kwargs = self._bind(*args, **kwargs)
+        runtime = target.runtime
+        if _get_ident() != runtime.thread:
+            sent: Sent = Sent(target.lanes)
+            body = dumps((args, kwargs)) if args or kwargs else _NOTHING
+            for lane in target.lanes:
+                lane.check(len(body[0]))
+            self._hand_over(runtime, None, self._cast, args, kwargs, sent, body)
+            return sent
+        sent = Sent(target.lanes)
+        self._cast(args, kwargs, sent, None)
+        return sent
+
+    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], sent: Sent, pickled: tuple[bytes, list[memoryview]] | None) -> None:
+        lanes = self._target.lanes
+        if pickled is None and (args or kwargs) and any(type(lane) is Lane for lane in lanes):
+            pickled = dumps((args, kwargs))
+        body, buffers = pickled or _NOTHING
+        if len(lanes) > 1:
+            size = len(body) + sum(view.nbytes for view in buffers)
+            for lane in lanes:
+                lane.check(size)
+        name = self._name
+        for lane, rank in zip(lanes, self._target.ranks, strict=True):
+            if type(lane) is LocalLane:
+                lane.send(name, 0, rank, args, kwargs, None, None)
+            elif not lane.cast(name, rank, body, buffers, None):
+                sent.fail(lane, name)
+
+    def _send(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], requests: list[int], waiters: list[Any], future: Future[Any]
+    ) -> dict[str, Any] | None:
+        """Send a call to every member; `future` is told if that fails in another thread."""
+        if self._bind is not None:
+            args, kwargs = self._bind(*args, **kwargs)
+        runtime = self._target.runtime
+        lanes = self._target.lanes
+        pickled = _NOTHING
+        if (args or kwargs) and any(type(lane) is Lane for lane in lanes):
+            pickled = dumps((args, kwargs))
+        handler = current_message.get()
+        extras = None if handler is None and self._timeout is None else self._extras(handler, requests[0])
+        if _get_ident() == runtime.thread:
+            self._send_all(args, kwargs, pickled, requests, waiters, extras)
+        else:
+            self._hand_over(runtime, future, self._send_all, args, kwargs, pickled, requests, waiters, extras)
+        return extras
+
+    def _send_all(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        pickled: tuple[bytes, list[memoryview]],
+        requests: list[int],
+        waiters: list[Any],
+        extras: dict[str, Any] | None,
+    ) -> None:
+        target = self._target
+        body, buffers = pickled
+        size = len(body) + sum(view.nbytes for view in buffers)
+        for lane in target.lanes:
+            lane.check(size)
+        name = self._name
+        for lane, rank, request, waiter in zip(target.lanes, target.ranks, requests, waiters, strict=True):
+            if extras is not None and "c" in extras:
+                chain = extras["c"]
+                extras = {**extras, "c": [*chain[:-1], (*chain[-1][:2], request, chain[-1][3])]}
+            if type(lane) is LocalLane:
+                lane.send(name, request, rank, args, kwargs, extras, waiter)
+            else:
+                lane.call(name, request, rank, body, buffers, extras, waiter)
+
+    def _extras(self, handler: Message | None, request: int) -> dict[str, Any] | None:
+        """What a call carries beside its arguments: the deadline, and the handlers that wait for it."""
+        extras: dict[str, Any] = {}
+        timeout = self._timeout
+        if handler is not None and handler.cell is not None:
+            runtime = self._target.runtime
+            if handler.deadline is not None:
+                left = max(handler.deadline - runtime.loop.time(), 1e-6)
+                timeout = left if timeout is None else min(timeout, left)
+            if not handler.number:
+                handler.number = next(runtime.numbers)
+            cell = handler.cell
+            chain = (handler.extras or {}).get("c", ())
+            extras["c"] = [*chain[-_LONGEST_CHAIN:], (cell.key, handler.number, request, f"{cell.identity}.{handler.endpoint}")]
+        if timeout is not None:
+            extras["d"] = timeout
+        return extras or None
+
+    def _limit(self, future: Future[Any], timeout: float) -> None:
+        what = f"{self._target.name}.{self._name}"
+        if _get_ident() == future.runtime.thread:
+            future.expire_after(timeout, what)
+        else:
+            future.runtime.loop.call_soon_threadsafe(future.expire_after, timeout, what)
+
+    def _hand_over(self, runtime: Runtime, future: Future[Any] | None, function: Callable[..., Any], *args: Any) -> None:
+        """Let the loop do it; this thread waits if it is far ahead of the loop."""
+        with runtime.posting:
+            runtime.posted += 1
+            posted = runtime.posted
+        reached = threading.Event() if posted % _AHEAD == 0 else None
+        runtime.loop.call_soon_threadsafe(_handed_over, future, reached, function, args)
+        if reached is not None:
+            reached.wait()
+
+
+def _handed_over(future: Future[Any] | None, reached: threading.Event | None, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if reached is not None:
+        reached.set()
+    if future is None:
+        function(*args)  # an error here ends up in the loop's exception handler, which logs it
+        return
+    try:
+        function(*args)
+    except Exception as error:
+        future.fail(future.request, error)
+
+
+class Sent:
+    """A broadcast on its way. Awaiting it waits for room, so that a fast sender goes no faster than its receivers.
+
+    Awaiting raises `ActorDied` if a member is known to be gone; what was sent to the others is on its way.
+    """
+
+    __slots__ = ("_dead", "_lanes")
+
+    def __init__(self, lanes: list[Lane | LocalLane]) -> None:
+        self._lanes = lanes
+        self._dead: ActorDied | None = None
+
+    def fail(self, lane: Lane, endpoint: str) -> None:
+        """The process of a member is gone."""
+        peer = lane.peer
+        evidence = peer.evidence or peer.runtime.evidence
+        assert evidence is not None
+        self._dead = died(evidence, lane.mesh, lane.rank, started=False)
+        peer.runtime.dead_letter(f"{lane.mesh}[{lane.rank}]", endpoint, evidence)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if self._dead is not None:
+            raise self._dead
+        for lane in self._lanes:
+            if not lane.has_room:
+                yield from lane.wait_for_room().__await__()
+            elif not lane.messages & 63:
+                yield  # let the loop run now and then, or nothing would ever leave
+
+
+class Stream(Generic[R]):
+    """Results in the order they arrive: ``async for value in stream``; or, as in Monarch, ``for future in stream`` and await each."""
+
+    awaited_by: Message | None = None
+
+    def __init__(self, runtime: Runtime, requests: list[int], lanes: list[Lane | LocalLane]) -> None:
+        self._open = dict(zip(requests, lanes, strict=True))
+        self.results: list[Future[R]] = []
+        for _ in requests:
+            future: Future[R] = Future(loop=runtime.loop)
+            future.runtime = runtime
+            self.results.append(future)
+        self._arrived = 0
+
+    def settle(self, request: int, value: Any) -> None:
+        if self._open.pop(request, None) is not None:
+            self._next().settle(request, value)
+
+    def fail(self, request: int, error: BaseException) -> None:
+        if self._open.pop(request, None) is not None:
+            self._next().fail(request, error)
+
+    def _next(self) -> Future[R]:
+        future = self.results[self._arrived]
+        self._arrived += 1
+        return future
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __iter__(self) -> Iterator[Future[R]]:
+        return iter(self.results)
+
+    async def __aiter__(self) -> AsyncIterator[R]:
+        for index, future in enumerate(self.results):
+            try:
+                yield await future
+            except (GeneratorExit, asyncio.CancelledError, CallTimeout):
+                self._give_up(index)
+                raise
+
+    def _give_up(self, index: int) -> None:
+        """Nobody takes the rest: cancel what has not answered."""
+        for future in self.results[index:]:
+            if not future.done():
+                future.cancel()
+        for request, lane in list(self._open.items()):
+            self.results[0].runtime.cancel_request(request, lane, "cancelled")

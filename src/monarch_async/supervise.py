@@ -1,0 +1,28 @@
+"""What happens to a failure that nobody handled, and the record of one.
+
+A failure in a mesh is told to its owner's `__supervise__`; what that does not handle fails the owner, and so on up. What reaches the program itself
+goes to the hook: ``monarch_async.unhandled_fault_hook``, which a program may replace by assigning to it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from monarch_async._core.events import Failure as MeshFailure
+
+__all__ = ["MeshFailure", "unhandled_fault_hook"]
+
+
+def unhandled_fault_hook(failure: MeshFailure) -> None:
+    """Report the failure in full and end the program with status 1. Everything it has spawned ends with it."""
+    print(f"monarch_async: unhandled failure\n{failure.report()}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def call_unhandled_fault_hook(failure: MeshFailure) -> None:
+    """Call the hook that is in force."""
+    package = sys.modules.get("monarch_async")
+    hook = getattr(package, "unhandled_fault_hook", unhandled_fault_hook)
+    hook(failure)

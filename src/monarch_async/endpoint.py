@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from monarch_async._core.binding import compile_binder
 from monarch_async._runtime.context import ASYNC, SYNC, Handler
 from monarch_async.errors import UsageError
-
-if TYPE_CHECKING:
-    from monarch_async.future import Future
-    from monarch_async.port import Port
-    from monarch_async.sending import Sent, Stream
-    from monarch_async.value_mesh import ValueMesh
+from monarch_async.future import Future
+from monarch_async.port import Port
+from monarch_async.sent import Sent, Stream
+from monarch_async.value_mesh import ValueMesh
 
 __all__ = ["Endpoint", "EndpointDefinition", "concurrent_endpoint", "endpoint"]
 
@@ -32,7 +30,7 @@ Binder = Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
 class EndpointDefinition(Generic[P, R_co]):
     """A method that was marked as an endpoint."""
 
-    def __init__(self, function: Callable[..., Any], *, concurrent: bool = False, explicit_response_port: bool = False) -> None:
+    def __init__(self, function: Any, *, concurrent: bool = False, explicit_response_port: bool = False) -> None:
         if isinstance(function, EndpointDefinition):
             raise TypeError(f"{function.name} is an endpoint already: mark it once")
         if not callable(function) or isinstance(function, (staticmethod, classmethod)):
@@ -108,7 +106,9 @@ def endpoint(function: Callable[Concatenate[Any, P], Awaitable[R]], /) -> Endpoi
 @overload
 def endpoint(function: Callable[Concatenate[Any, P], R], /) -> EndpointDefinition[P, R]: ...
 @overload
-def endpoint(*, explicit_response_port: Literal[True], concurrent: bool = ..., propagate: Any = ..., instrument: bool = ...) -> _ExplicitDecorator: ...
+def endpoint(
+    *, explicit_response_port: Literal[True], concurrent: bool = ..., propagate: Any = ..., instrument: bool = ...
+) -> _ExplicitDecorator: ...
 @overload
 def endpoint(
     *, concurrent: bool = ..., explicit_response_port: Literal[False] = ..., propagate: Any = ..., instrument: bool = ...
@@ -140,19 +140,22 @@ def concurrent_endpoint(function: Callable[Concatenate[Any, P], Awaitable[R]], /
     return cast("EndpointDefinition[P, R]", EndpointDefinition(function, concurrent=True))
 
 
-if TYPE_CHECKING:
+class _Decorator(Protocol):
+    """What ``@endpoint(…)`` returns."""
 
-    class _Decorator:
-        @overload
-        def __call__(self, function: Callable[Concatenate[Any, P], Awaitable[R]], /) -> EndpointDefinition[P, R]: ...
-        @overload
-        def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> EndpointDefinition[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], Awaitable[R]], /) -> EndpointDefinition[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> EndpointDefinition[P, R]: ...
 
-    class _ExplicitDecorator:
-        @overload
-        def __call__(self, function: Callable[Concatenate[Any, Port[R], P], Awaitable[None]], /) -> EndpointDefinition[P, R]: ...
-        @overload
-        def __call__(self, function: Callable[Concatenate[Any, Port[R], P], None], /) -> EndpointDefinition[P, R]: ...
+
+class _ExplicitDecorator(Protocol):
+    """The same for a method whose first argument is the port to answer through."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, Port[R], P], Awaitable[None]], /) -> EndpointDefinition[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, Port[R], P], None], /) -> EndpointDefinition[P, R]: ...
 
 
 def definitions_of(cls: type) -> dict[str, EndpointDefinition[..., Any]]:

@@ -11,7 +11,7 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from monarch_async._runtime.context import Message, current_message
 from monarch_async._runtime.lane import Lane
@@ -107,7 +107,7 @@ class Future(asyncio.Future[R]):
         """This very future: it is one of asyncio's."""
         return self
 
-    def add_done_callback(self, fn: Callable[[asyncio.Future[R]], object], /, *, context: contextvars.Context | None = None) -> None:
+    def add_done_callback(self, fn: Callable[[Self], object], /, *, context: contextvars.Context | None = None) -> None:
         """As in asyncio. Whoever awaits comes by here, so this is where waiting in a circle is noticed."""
         handler = current_message.get()
         if handler is not None and handler.number and not self.done():

@@ -175,7 +175,9 @@ async def _start(
             await asyncio.gather(*answers)
     except TimeoutError:
         late = [str(address) for address, answer in zip(addresses, answers, strict=True) if not answer.done()]
-        raise TimeoutError(f"{', '.join(late)} did not answer within the option start_timeout={runtime.options.start_timeout:g} s") from None
+        raise TimeoutError(
+            f"{', '.join(late)} did not answer within the option start_timeout={runtime.options.start_timeout:g} s"
+        ) from None
 
 
 def this_host() -> HostMesh:

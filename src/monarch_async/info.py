@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +48,7 @@ class ActorInstance:
         cell = self._cell
         if cell is None:
             raise UsageError("only an actor can stop itself, and this is no code of an actor")
-        runtime = cell.runtime
-        runtime.loop.call_soon_threadsafe(lambda: runtime.tasks.start(_stop_after(cell, reason), name=f"stopping {cell.identity}"))
+        cell.runtime.loop.call_soon_threadsafe(cell.stop_next, reason)
 
     def abort(self, reason: str = "") -> None:
         """Fail: the owner is told, as of an exception."""
@@ -61,12 +59,6 @@ class ActorInstance:
         cell.runtime.loop.call_soon_threadsafe(cell.fail, error, "abort")
 
     kill = abort
-
-
-async def _stop_after(cell: Cell, reason: str) -> None:
-    while cell.current is not None and cell.evidence is None:
-        await asyncio.sleep(0.001)
-    await cell.stop(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +91,11 @@ def context() -> Context:
         return Context(ActorInstance(me.name, "", _NOWHERE, me.uid, me.uid, 0, "", None), None)
     identity = cell.identity
     creator = str(cell.owner[0]) if cell.owner is not None else ""
-    me = cell.runtime.me
+    me = current_runtime().me
     rank = _extent(cell).point(identity.rank)
-    instance = ActorInstance(identity.mesh, identity.class_name, rank, f"{me.uid}/{cell.key:x}", me.uid, identity.incarnation, creator, cell)
+    instance = ActorInstance(
+        identity.mesh, identity.class_name, rank, f"{me.uid}/{cell.key:x}", me.uid, identity.incarnation, creator, cell
+    )
     return Context(instance, message)
 
 

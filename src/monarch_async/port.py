@@ -24,7 +24,7 @@ from monarch_async.ambient import current_runtime
 from monarch_async.errors import ChannelFull, PortClosed
 from monarch_async.future import Future
 from monarch_async.ids import ProcAddress, new_actor_key
-from monarch_async.sending import Sent
+from monarch_async.sent import Sent
 
 __all__ = ["Channel", "Port", "PortReceiver", "ResponsePort"]
 
@@ -91,7 +91,7 @@ class Port(Generic[T_contra]):
         lane = runtime.peer(self._address).lane(self._key, f"port {self._key:#x}", self._rank, self._limit, runtime.options.mailbox_bytes)
         sent = Sent([lane])
         if not lane.push(self._rank, body, buffers, fault):
-            sent.fail(lane, "send")
+            sent.fail(runtime, lane, "send")
         return sent
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -216,7 +216,7 @@ class ResponsePort(Port[T_contra]):
 
     def __init__(self, message: Message) -> None:
         runtime = message.cell.runtime
-        super().__init__(runtime, runtime.me, 0, message.rank if isinstance(message.rank, int) else 0, runtime.options.mailbox_messages)
+        super().__init__(runtime, runtime.me, 0, 0, runtime.options.mailbox_messages)
         self._message: Message | None = message
 
     def send(self, value: T_contra) -> Sent:
@@ -265,7 +265,7 @@ class ResponsePort(Port[T_contra]):
         return _port, (runtime.me, key, self._rank, self._limit)
 
     def __del__(self) -> None:
-        message, self._message = getattr(self, "_message", None), None
+        message = getattr(self, "_message", None)  # the constructor may have failed
         if message is not None and message.request and not self._runtime.loop.is_closed():
             error = PortClosed(f"{message.cell.identity}.{message.endpoint} dropped its response port without an answer")
             self._runtime.loop.call_soon_threadsafe(self._refuse, message, error)

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 from monarch_async._core.events import Identity
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, ask_many
-from monarch_async.actor import Actor, ActorBehavior, check_class, prepare
+from monarch_async.actor import Actor, ActorBehavior, check_class
 from monarch_async.ambient import current_runtime, run_on
 from monarch_async.endpoint import EndpointDefinition
 from monarch_async.errors import SpawnError, UsageError
@@ -63,7 +63,9 @@ class ProcsLifetime:
         for address, agent in zip(self._addresses, self._agents, strict=True):
             by_agent.setdefault(agent, []).append(address.uid)
         timeout = runtime.options.stop_timeout
-        await asyncio.gather(*(ask(runtime, agent, "stop_procs", uids, timeout) for agent, uids in by_agent.items()), return_exceptions=True)
+        await asyncio.gather(
+            *(ask(runtime, agent, "stop_procs", uids, timeout) for agent, uids in by_agent.items()), return_exceptions=True
+        )
 
 
 class ProcMesh(MeshOps):
@@ -113,7 +115,7 @@ class ProcMesh(MeshOps):
         """
         runtime = self._runtime
         endpoints = check_class(cls)
-        if not isinstance(name, str) or not name:
+        if not name or not isinstance(name, str):
             raise TypeError(f"a mesh needs a name, not {name!r}")
         return cast("A", on_loop(runtime, lambda: self._spawn(runtime, name, cast("Any", cls), endpoints, args, kwargs)))
 

@@ -2,35 +2,33 @@
 
 Rules:
 
-* Everything about a call that can be wrong at the caller is raised at the call: arguments that don't fit (`TypeError`), that can't be
-  pickled (`TypeError`), that are too large (`FrameTooLarge`), or too many under way (`ChannelFull`). What goes wrong later is in the future.
-* In the runtime's thread a message is on its way when the adverb returns. Other threads hand it to the loop, in order, and are held back when
-  they are far ahead of it.
+* Everything about a call that can be wrong at the caller is raised at the call: arguments that don't fit, or can't be pickled
+  (`TypeError`), or are too large (`FrameTooLarge`), too many under way (`ChannelFull`). What goes wrong later is in the future.
+* In the runtime's thread a message is on its way when the adverb returns. Other threads hand it to the loop, in order, and are held
+  back when they are far ahead of it.
 * A call made by a handler carries the chain of handlers that led to it, and what is left of their deadline.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from monarch_async._core.codec import dumps
-from monarch_async._core.events import died
 from monarch_async._runtime.context import Message, current_message
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.endpoint import Binder, Endpoint, check_timeout
-from monarch_async.errors import ActorDied, CallTimeout, UsageError
+from monarch_async.errors import UsageError
 from monarch_async.future import Future, MeshFuture
+from monarch_async.sent import Sent, Stream
 from monarch_async.shape import Shape
 
-__all__ = ["MeshEndpoint", "Sent", "Stream", "Target"]
+__all__ = ["MeshEndpoint", "Target"]
 
-R = TypeVar("R")
 _get_ident = threading.get_ident
 _LONGEST_CHAIN = 64
 _AHEAD = 1000
@@ -75,11 +73,12 @@ class MeshEndpoint(Endpoint[..., Any]):
         return f"<endpoint {self._name} of {self._target.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(f"{self._target.name}.{self._name} is an endpoint of a mesh: use .call(), .call_one(), .choose(), .stream() or .broadcast()")
+        adverbs = ".call(), .call_one(), .choose(), .stream() or .broadcast()"
+        raise TypeError(f"{self._target.name}.{self._name} is an endpoint of a mesh: use {adverbs}")
 
     def options(self, *, timeout: float | None = None, retry: int = 0, return_exceptions: bool = False) -> MeshEndpoint:
         check_timeout(timeout)
-        if not isinstance(retry, int) or retry < 0:
+        if retry < 0:
             raise UsageError(f"retry is how often to send again, 0 or more, not {retry!r}")
         return MeshEndpoint(self._target, self._name, self._bind, timeout, retry, return_exceptions)
 
@@ -104,7 +103,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         future.request = request = next(runtime.requests)
         handler = current_message.get()
         extras = None if handler is None and self._timeout is None else self._extras(handler, request)
-        if type(lane) is LocalLane:
+        if isinstance(lane, LocalLane):
             if _get_ident() == runtime.thread:
                 lane.send(self._name, request, rank, args, kwargs, extras, future)
             else:
@@ -150,7 +149,7 @@ class MeshEndpoint(Endpoint[..., Any]):
             args, kwargs = self._bind(*args, **kwargs)
         runtime = target.runtime
         if _get_ident() != runtime.thread:
-            sent: Sent = Sent(target.lanes)
+            sent = Sent(target.lanes)
             body = dumps((args, kwargs)) if args or kwargs else _NOTHING
             for lane in target.lanes:
                 lane.check(len(body[0]))
@@ -162,7 +161,7 @@ class MeshEndpoint(Endpoint[..., Any]):
 
     def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], sent: Sent, pickled: tuple[bytes, list[memoryview]] | None) -> None:
         lanes = self._target.lanes
-        if pickled is None and (args or kwargs) and any(type(lane) is Lane for lane in lanes):
+        if pickled is None and (args or kwargs) and any(isinstance(lane, Lane) for lane in lanes):
             pickled = dumps((args, kwargs))
         body, buffers = pickled or _NOTHING
         if len(lanes) > 1:
@@ -171,10 +170,10 @@ class MeshEndpoint(Endpoint[..., Any]):
                 lane.check(size)
         name = self._name
         for lane, rank in zip(lanes, self._target.ranks, strict=True):
-            if type(lane) is LocalLane:
+            if isinstance(lane, LocalLane):
                 lane.send(name, 0, rank, args, kwargs, None, None)
             elif not lane.cast(name, rank, body, buffers, None):
-                sent.fail(lane, name)
+                sent.fail(self._target.runtime, lane, name)
 
     def _send(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], requests: list[int], waiters: list[Any], future: Future[Any]
@@ -185,7 +184,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         runtime = self._target.runtime
         lanes = self._target.lanes
         pickled = _NOTHING
-        if (args or kwargs) and any(type(lane) is Lane for lane in lanes):
+        if (args or kwargs) and any(isinstance(lane, Lane) for lane in lanes):
             pickled = dumps((args, kwargs))
         handler = current_message.get()
         extras = None if handler is None and self._timeout is None else self._extras(handler, requests[0])
@@ -214,7 +213,7 @@ class MeshEndpoint(Endpoint[..., Any]):
             if extras is not None and "c" in extras:
                 chain = extras["c"]
                 extras = {**extras, "c": [*chain[:-1], (*chain[-1][:2], request, chain[-1][3])]}
-            if type(lane) is LocalLane:
+            if isinstance(lane, LocalLane):
                 lane.send(name, request, rank, args, kwargs, extras, waiter)
             else:
                 lane.call(name, request, rank, body, buffers, extras, waiter)
@@ -265,83 +264,3 @@ def _handed_over(future: Future[Any] | None, reached: threading.Event | None, fu
         function(*args)
     except Exception as error:
         future.fail(future.request, error)
-
-
-class Sent:
-    """A broadcast on its way. Awaiting it waits for room, so that a fast sender goes no faster than its receivers.
-
-    Awaiting raises `ActorDied` if a member is known to be gone; what was sent to the others is on its way.
-    """
-
-    __slots__ = ("_dead", "_lanes")
-
-    def __init__(self, lanes: list[Lane | LocalLane]) -> None:
-        self._lanes = lanes
-        self._dead: ActorDied | None = None
-
-    def fail(self, lane: Lane, endpoint: str) -> None:
-        """The process of a member is gone."""
-        peer = lane.peer
-        evidence = peer.evidence or peer.runtime.evidence
-        assert evidence is not None
-        self._dead = died(evidence, lane.mesh, lane.rank, started=False)
-        peer.runtime.dead_letter(f"{lane.mesh}[{lane.rank}]", endpoint, evidence)
-
-    def __await__(self) -> Generator[Any, None, None]:
-        if self._dead is not None:
-            raise self._dead
-        for lane in self._lanes:
-            if not lane.has_room:
-                yield from lane.wait_for_room().__await__()
-            elif not lane.messages & 63:
-                yield  # let the loop run now and then, or nothing would ever leave
-
-
-class Stream(Generic[R]):
-    """Results in the order they arrive: ``async for value in stream``; or, as in Monarch, ``for future in stream`` and await each."""
-
-    awaited_by: Message | None = None
-
-    def __init__(self, runtime: Runtime, requests: list[int], lanes: list[Lane | LocalLane]) -> None:
-        self._open = dict(zip(requests, lanes, strict=True))
-        self.results: list[Future[R]] = []
-        for _ in requests:
-            future: Future[R] = Future(loop=runtime.loop)
-            future.runtime = runtime
-            self.results.append(future)
-        self._arrived = 0
-
-    def settle(self, request: int, value: Any) -> None:
-        if self._open.pop(request, None) is not None:
-            self._next().settle(request, value)
-
-    def fail(self, request: int, error: BaseException) -> None:
-        if self._open.pop(request, None) is not None:
-            self._next().fail(request, error)
-
-    def _next(self) -> Future[R]:
-        future = self.results[self._arrived]
-        self._arrived += 1
-        return future
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __iter__(self) -> Iterator[Future[R]]:
-        return iter(self.results)
-
-    async def __aiter__(self) -> AsyncIterator[R]:
-        for index, future in enumerate(self.results):
-            try:
-                yield await future
-            except (GeneratorExit, asyncio.CancelledError, CallTimeout):
-                self._give_up(index)
-                raise
-
-    def _give_up(self, index: int) -> None:
-        """Nobody takes the rest: cancel what has not answered."""
-        for future in self.results[index:]:
-            if not future.done():
-                future.cancel()
-        for request, lane in list(self._open.items()):
-            self.results[0].runtime.cancel_request(request, lane, "cancelled")

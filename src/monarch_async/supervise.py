@@ -1,7 +1,7 @@
 """What happens to a failure that nobody handled, and the record of one.
 
-A failure in a mesh is told to its owner's `__supervise__`; what that does not handle fails the owner, and so on up. What reaches the program itself
-goes to the hook: ``monarch_async.unhandled_fault_hook``, which a program may replace by assigning to it.
+A failure in a mesh is told to its owner's `__supervise__`; what that does not handle fails the owner, and so on up. What reaches the
+program itself goes to the hook: ``monarch_async.unhandled_fault_hook``, which a program may replace by assigning to it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ __all__ = ["MeshFailure", "unhandled_fault_hook"]
 
 def unhandled_fault_hook(failure: MeshFailure) -> None:
     """Report the failure in full and end the program with status 1. Everything it has spawned ends with it."""
-    print(f"monarch_async: unhandled failure\n{failure.report()}", file=sys.stderr, flush=True)
     sys.stdout.flush()
+    sys.stderr.write(f"monarch_async: unhandled failure\n{failure.report()}\n")
+    sys.stderr.flush()
     os._exit(1)
 
 

@@ -115,9 +115,7 @@ class Stream(asyncio.BufferedProtocol):
             self._waiter.set_result(None)
 
 
-async def open_stream(
-    sock: socket.socket, *, server: bool, patience: float, tls: ssl.SSLContext | None = None, host: str = ""
-) -> Stream:
+async def open_stream(sock: socket.socket, *, server: bool, patience: float, tls: ssl.SSLContext | None = None, host: str = "") -> Stream:
     """A stream over a connected, non-blocking socket, which it owns from now on; with `tls`, encrypted.
 
     A TCP connection whose bytes the other host does not acknowledge for `patience` seconds counts as lost.

@@ -190,7 +190,7 @@ class FrameReader:
             buffer = bytearray(max(need, 2 * len(self._view)))
             buffer[:left] = self._view[self._start : self._end]
             self._buffer, self._view = buffer, memoryview(buffer)
-        elif self._start and self._start + need > len(self._view) or not need:
+        elif (self._start and self._start + need > len(self._view)) or not need:
             self._view[:left] = bytes(self._view[self._start : self._end])
         else:
             return

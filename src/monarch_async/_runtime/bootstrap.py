@@ -14,6 +14,7 @@ import socket
 import sys
 
 from monarch_async._channel.dial import listen_unix
+from monarch_async._core.events import Evidence
 from monarch_async._runtime.agent import Agent
 from monarch_async._runtime.config import AgentConfig
 from monarch_async._runtime.control import Control
@@ -49,7 +50,7 @@ class _ClientTarget:
 
     def __init__(self, control: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self.control = control
-        self.ended: asyncio.Future[object] = loop.create_future()
+        self.ended: asyncio.Future[Evidence] = loop.create_future()
 
 
 async def _serve(config: AgentConfig, launcher: Launcher, control: socket.socket, client_pidfd: int) -> None:
@@ -68,8 +69,8 @@ async def _serve(config: AgentConfig, launcher: Launcher, control: socket.socket
     # A child that the client has forked may hold its end of the socket open, so the process itself is watched too.
     runtime.loop.add_reader(client_pidfd, gone.set)
     control.send(READY)
+    launcher.lost.add_done_callback(lambda _: gone.set())
     ends = [asyncio.ensure_future(event.wait()) for event in (asked, gone)]
-    ends.append(asyncio.ensure_future(_lost(launcher)))
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     for end in ends:
         end.cancel()
@@ -77,7 +78,3 @@ async def _serve(config: AgentConfig, launcher: Launcher, control: socket.socket
     await agent.close(config.options.stop_timeout if asked.is_set() and not gone.is_set() else 0.0)
     reader.close()
     await runtime.close("the job has ended")
-
-
-async def _lost(launcher: Launcher) -> None:
-    await launcher.lost

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from monarch_async._channel.dial import PASSED, peer_is_me, read_route, refuse
 from monarch_async._core.events import Evidence
 from monarch_async._runtime.connect import accept
+from monarch_async._runtime.runtime import Runtime
 from monarch_async.errors import ChannelError
-
-if TYPE_CHECKING:
-    from monarch_async._runtime.runtime import Runtime
 
 __all__ = ["Broker", "Target", "pass_socket"]
 
@@ -96,7 +94,7 @@ class Broker:
             if not route.query:
                 await pass_socket(self._runtime.loop, target.control, sock)
         except (OSError, ChannelError, TimeoutError) as error:
-            self._runtime.log.info("a connection was not routed: %s", error or type(error).__name__)
+            self._runtime.log.info("a connection was not routed: %s", str(error) or type(error).__name__)
         finally:
             if sock.fileno() >= 0 and not handed_over:
                 sock.close()
@@ -134,6 +132,11 @@ def _has_closed(control: socket.socket) -> bool:
         return True
 
 
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 async def pass_socket(loop: asyncio.AbstractEventLoop, control: socket.socket, sock: socket.socket) -> None:
     """Give a connection to the process at the other end of a control socket."""
     while True:
@@ -141,8 +144,8 @@ async def pass_socket(loop: asyncio.AbstractEventLoop, control: socket.socket, s
             socket.send_fds(control, [b"c"], [sock.fileno()])
             return
         except BlockingIOError:
-            writable = loop.create_future()
-            loop.add_writer(control.fileno(), lambda: writable.done() or writable.set_result(None))
+            writable: asyncio.Future[None] = loop.create_future()
+            loop.add_writer(control.fileno(), _wake, writable)
             try:
                 await writable
             finally:

@@ -15,84 +15,30 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import enum
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from monarch_async._core.codec import loads
-from monarch_async._core.events import Evidence, Failure, Identity, died
-from monarch_async._runtime.context import SYNC, Handler, Message, Origin, State, constructing, current_message
+from monarch_async._core.events import Evidence, Identity, died
+from monarch_async._runtime.behavior import Behavior, CellState, Residence
+from monarch_async._runtime.context import SYNC, Handler, Message, State, constructing, current_message
+from monarch_async._runtime.debt import Debt
+from monarch_async._runtime.suspects import Suspects
 from monarch_async._runtime.thread import ActorThread
-from monarch_async.errors import CallTimeout, DeadlockError
+from monarch_async.errors import CallTimeout
 
-if TYPE_CHECKING:
-    from monarch_async._runtime.runtime import Runtime
+__all__ = ["Cell"]
 
-__all__ = ["Behavior", "Cell", "CellState"]
-
+STOP = ""  # no endpoint has this name
 YIELD_EVERY = 64
 """After so many messages that never suspend, others get their turn."""
-
-
-class CellState(enum.StrEnum):
-    STARTING = "starting"
-    READY = "ready"
-    FAILED = "failed"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-
-
-class Behavior(Protocol):
-    """What an actor does, as its cell sees it."""
-
-    handlers: Mapping[str, Handler]
-    threaded: bool  # constructor and cleanup run in the actor's own thread
-
-    def construct(self) -> Any:
-        """Make the instance."""
-
-    async def cleanup(self, instance: Any, error: BaseException | None, thread: ActorThread | None) -> None:
-        """The instance is not used any more; `error` is why, when it failed."""
-
-    async def supervise(self, instance: Any, failure: Failure, thread: ActorThread | None) -> bool:
-        """Something that the actor owns has failed; whether that is dealt with."""
-
-    def port(self, message: Message) -> Any:
-        """The port through which a handler with `explicit_port` answers."""
 
 
 class Cell:
     """One actor in this process. Its methods are called on the loop."""
 
-    __slots__ = (
-        "_credit_step",
-        "_creditor",
-        "_owed",
-        "_owed_bytes",
-        "behavior",
-        "context",
-        "current",
-        "evidence",
-        "handlers",
-        "identity",
-        "instance",
-        "key",
-        "mailbox",
-        "on_constructed",
-        "overlapping",
-        "owned",
-        "owner",
-        "place",
-        "probes",
-        "runtime",
-        "state",
-        "suspects",
-        "task",
-        "thread",
-    )
-
-    def __init__(self, runtime: Runtime, key: int, identity: Identity, behavior: Behavior, limit: int) -> None:
+    def __init__(self, runtime: Residence, key: int, identity: Identity, behavior: Behavior, limit: int) -> None:
         self.runtime = runtime
         self.key = key
         self.identity = identity
@@ -111,12 +57,9 @@ class Cell:
         self.task: asyncio.Task[None] | None = None  # the drain, while there is something to do
         self.current: Message | None = None  # the message of the plain handler that runs
         self.overlapping: set[Message] = set()  # those of concurrent handlers
-        self.suspects: list[tuple[Message, int]] = []  # queued messages that wait for `current`, and its request that led to them
+        self.suspects = Suspects()  # queued messages that wait for `current`
         self.thread: ActorThread | None = None
-        self._creditor: Origin | None = None  # whom credit is owed for casts taken from the mailbox
-        self._owed = 0
-        self._owed_bytes = 0
-        self._credit_step = max(1, limit // 8)
+        self.debt = Debt(key, limit)
 
     def post(self, message: Message) -> None:
         """Put a message into the mailbox."""
@@ -149,7 +92,7 @@ class Cell:
         while mailbox:
             message = mailbox.popleft()
             if not message.request:
-                self._owe(message)
+                self.debt.owe(message)
             if message.state is not State.QUEUED:
                 continue
             handler = handlers.get(message.endpoint)
@@ -182,8 +125,7 @@ class Cell:
 
     def _idle(self) -> None:
         self.task = None
-        if self._owed:
-            self._settle_credit()
+        self.debt.settle()
         if not self.overlapping:
             self.runtime.busy.discard(self)
 
@@ -258,6 +200,9 @@ class Cell:
     async def _handle(self, message: Message, handler: Handler | None) -> bool:
         """The general way for a message: threads, overlap, explicit ports, deadlines. False if this drain must not go on."""
         if handler is None:
+            if message.endpoint == STOP:
+                self.runtime.tasks.start(self.stop(message.body.decode()), name=f"stopping {self.identity}")
+                return False
             return self._raised(message, self.unknown_endpoint(message.endpoint))
         if message.deadline is not None:
             left = message.deadline - self.runtime.loop.time()
@@ -308,6 +253,13 @@ class Cell:
             return True
         return self._returned(message, result)
 
+    def stop_next(self, reason: str) -> None:
+        """Stop once the handler that runs has ended, before anything else is handled."""
+        message = Message(self.runtime.local, STOP, 0, 0, reason.encode(), None, None)
+        self.mailbox.appendleft(message)
+        if self.task is None:
+            self.start()
+
     def own_thread(self) -> ActorThread:
         """The thread of this actor's synchronous handlers, started when first needed."""
         if self.thread is None:
@@ -315,7 +267,7 @@ class Cell:
         return self.thread
 
     def unknown_endpoint(self, name: str) -> AttributeError:
-        known = ", ".join(sorted(self.handlers))
+        known = ", ".join(sorted(name for name in self.handlers if not name.endswith("()")))
         return AttributeError(f"{self.identity.class_name} has no endpoint {name!r}; it has {known or 'none'}")
 
     # Cancellation, deadlines, deadlock.
@@ -347,44 +299,13 @@ class Cell:
             message.deadline = self.runtime.loop.time() + left
         chain = extras.get("c")
         current = self.current
-        if chain and current is not None and current.number:
-            for key, number, request, _ in chain:
-                if key == self.key and number == current.number:
-                    self.suspects.append((message, request))
-                    self.runtime.loop.call_soon(self.look_for_deadlock)
-                    break
+        if chain and current is not None and current.number and self.suspects.note(message, chain, self.key, current):
+            self.runtime.loop.call_soon(self.look_for_deadlock)
         return False
 
     def look_for_deadlock(self) -> None:
         """Refuse queued messages for which the running handler waits, and which wait for it."""
-        for message, request in list(self.suspects):
-            waiter = self.runtime.find_waiter(request)
-            if message.state is not State.QUEUED or self.current is None:
-                self.suspects.remove((message, request))
-            elif waiter is not None and waiter.awaited_by is self.current:
-                self.suspects.remove((message, request))
-                chain = (*(entry[3] for entry in (message.extras or {}).get("c", ())), f"{self.identity}.{message.endpoint}")
-                message.state = State.DONE
-                text = f"deadlock: {' → '.join(chain)}: each waits for the next, and the last for a handler before it"
-                message.origin.refuse(message, DeadlockError(text, chain=chain))
-
-    # Credit for casts.
-
-    def _owe(self, message: Message) -> None:
-        if message.origin is not self._creditor:
-            self._settle_credit()
-            self._creditor = message.origin
-        self._owed += 1
-        self._owed_bytes += len(message.body)
-        if message.buffers:
-            self._owed_bytes += sum(view.nbytes for view in message.buffers)
-        if self._owed >= self._credit_step:
-            self._settle_credit()
-
-    def _settle_credit(self) -> None:
-        if self._owed and self._creditor is not None:
-            self._creditor.credit(self.key, self._owed, self._owed_bytes)
-        self._owed = self._owed_bytes = 0
+        self.suspects.look(self.current, self.runtime.find_waiter, str(self.identity))
 
     # The end.
 
@@ -410,12 +331,12 @@ class Cell:
         while self.mailbox:
             message = self.mailbox.popleft()
             if not message.request:
-                self._owe(message)
+                self.debt.owe(message)
             if message.state is State.QUEUED:
                 self._reject(message)
         for message in self.probes:
             self._reject(message)
-        self._settle_credit()
+        self.debt.settle()
         running = [message.task for message in self.overlapping]
         for message in [*self.overlapping, *([self.current] if self.current else ())]:
             self.cancel(message)

@@ -174,11 +174,11 @@ class Client:
         """Until the agent has ended, by force if it takes longer than it may."""
         pidfd = os.pidfd_open(process.pid)
         loop = self.runtime.loop
-        ended = loop.create_future()
-        loop.add_reader(pidfd, lambda: ended.done() or ended.set_result(None))
+        ended = asyncio.Event()
+        loop.add_reader(pidfd, ended.set)
         try:
             async with asyncio.timeout(self.runtime.options.stop_timeout + 2.0):
-                await ended
+                await ended.wait()
         except TimeoutError:
             process.kill()
         finally:

@@ -7,9 +7,11 @@ that the process is gone, or when the lease is over without a connection.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+import ssl
+from typing import Any, Protocol
 
 from monarch_async._channel.dial import Gone, connect, query
 from monarch_async._channel.stream import Stream, authenticate, open_stream
@@ -17,19 +19,37 @@ from monarch_async._core.events import Evidence
 from monarch_async._core.framing import Seal
 from monarch_async._core.handshake import NONCE_BYTES, Established, Handshake
 from monarch_async._runtime.link import Link
+from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.tasks import TaskSet
 from monarch_async.errors import AuthenticationError, ChannelError, HandshakeError, ProtocolError, SpawnError, VersionMismatch
 from monarch_async.ids import ProcAddress
+from monarch_async.options import Options
 
-if TYPE_CHECKING:
-    from monarch_async._runtime.peer import Peer
-    from monarch_async._runtime.runtime import Runtime
-
-__all__ = ["accept", "address_of", "keep"]
+__all__ = ["Party", "accept", "keep"]
 
 FIRST_DELAY, MAX_DELAY = 0.01, 0.5
 
 
-def keep(runtime: Runtime, peer: Peer, link: Link, *, dialed: bool) -> None:
+class Party(Protocol):
+    """What connecting needs of a runtime: who it is, what it knows, and its peers and links."""
+
+    loop: asyncio.AbstractEventLoop
+    me: ProcAddress
+    key: bytes
+    options: Options
+    log: logging.Logger
+    tasks: TaskSet
+    tls_client: ssl.SSLContext | None
+    tls_server: ssl.SSLContext | None
+    agent_up: asyncio.Future[None] | None
+    closing: bool
+
+    def peer(self, address: ProcAddress) -> Peer: ...
+
+    def new_link(self, peer: Peer, session: str) -> Link: ...
+
+
+def keep(runtime: Party, peer: Peer, link: Link, *, dialed: bool) -> None:
     """See to it that `link` gets its connection again whenever it loses it."""
 
     def lost(error: Exception | None) -> None:
@@ -49,7 +69,7 @@ def keep(runtime: Runtime, peer: Peer, link: Link, *, dialed: bool) -> None:
         runtime.tasks.start(_probe(runtime, link), name=f"probing {peer.address}")
 
 
-async def _dial(runtime: Runtime, peer: Peer, link: Link) -> None:
+async def _dial(runtime: Party, peer: Peer, link: Link) -> None:
     loop, options = runtime.loop, runtime.options
     if runtime.agent_up is not None and peer.address.host == runtime.me.host:
         try:
@@ -80,7 +100,7 @@ async def _dial(runtime: Runtime, peer: Peer, link: Link) -> None:
         delay = min(2 * delay, MAX_DELAY)
 
 
-async def _greet(runtime: Runtime, peer: Peer, link: Link, sock: socket.socket) -> None:
+async def _greet(runtime: Party, peer: Peer, link: Link, sock: socket.socket) -> None:
     """Authenticate on a socket that is in the peer's hands, and go on with the session over it."""
     address = peer.address
     remote = address.host != runtime.me.host
@@ -112,7 +132,7 @@ async def _greet(runtime: Runtime, peer: Peer, link: Link, sock: socket.socket) 
         raise
 
 
-async def accept(runtime: Runtime, sock: socket.socket) -> None:
+async def accept(runtime: Party, sock: socket.socket) -> None:
     """Authenticate whoever connected, and hand the connection to its link. Failures are logged: strangers knock."""
     remote = sock.family != socket.AF_UNIX
     options = runtime.options
@@ -150,12 +170,12 @@ async def accept(runtime: Runtime, sock: socket.socket) -> None:
         runtime.log.warning("a connection was refused: %s", error)
 
 
-def _find_link(runtime: Runtime, hello: dict[str, Any]) -> Link | None:
+def _find_link(runtime: Party, hello: dict[str, Any]) -> Link | None:
     """The link of the session that a dialer wants, made if it is a new one."""
     session = hello.get("session")
     if not isinstance(session, str) or not session:
         raise HandshakeError("a hello without a session")
-    peer = runtime.peer(address_of(hello))
+    peer = runtime.peer(_address_of(hello))
     link = next((link for link in peer.links if link.session == session), None)
     if link is None and not hello.get("resume") and peer.evidence is None:
         link = runtime.new_link(peer, session)
@@ -171,21 +191,20 @@ def _attach(link: Link, stream: Stream, done: Established, received: Any, *, sea
     stream.bind(link, done.rest)
 
 
-def _hello(runtime: Runtime) -> dict[str, Any]:
+def _hello(runtime: Party) -> dict[str, Any]:
     me = runtime.me
     return {"uid": me.uid, "host": me.host, "unix": me.unix, "tcp": me.tcp, "name": me.name, "rank": me.rank}
 
 
-def address_of(hello: dict[str, Any]) -> ProcAddress:
+def _address_of(hello: dict[str, Any]) -> ProcAddress:
     """The address in a hello. `HandshakeError` if it is none."""
-    fields = [hello.get(name) for name in ("uid", "host", "unix", "tcp", "name")]
-    rank = hello.get("rank")
-    if not all(isinstance(field, str) for field in fields) or not fields[0] or not isinstance(rank, int):
-        raise HandshakeError("a hello without a proper address")
-    return ProcAddress(*[str(field) for field in fields], rank)
+    match hello:
+        case {"uid": str(uid), "host": str(host), "unix": str(unix), "tcp": str(tcp), "name": str(name), "rank": int(rank)} if uid:
+            return ProcAddress(uid, host, unix, tcp, name, rank)
+    raise HandshakeError("a hello without a proper address")
 
 
-async def _await_dialer(runtime: Runtime, peer: Peer, link: Link) -> None:
+async def _await_dialer(runtime: Party, peer: Peer, link: Link) -> None:
     """The side that was dialed: wait for the peer to come back, as long as it may exist."""
     loop = runtime.loop
     deadline = loop.time() + runtime.options.lease
@@ -206,7 +225,7 @@ async def _await_dialer(runtime: Runtime, peer: Peer, link: Link) -> None:
         delay = min(2 * delay, MAX_DELAY)
 
 
-async def _probe(runtime: Runtime, link: Link) -> None:
+async def _probe(runtime: Party, link: Link) -> None:
     """Between hosts, keep something on the wire, so that the kernel notices a connection that died without a word."""
     while not link.ended and not runtime.closing:
         await asyncio.sleep(runtime.options.heartbeat)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
-__all__ = ["ASYNC", "SYNC", "ChainLink", "Handler", "Message", "Origin", "State", "Waiter", "constructing", "current_message"]
+__all__ = ["ASYNC", "SYNC", "Account", "Handler", "Message", "Origin", "State", "Waiter", "constructing", "current_message"]
 
 
 class State(enum.IntEnum):
@@ -54,6 +54,19 @@ class Origin(Protocol):
         """Let the caller know that the handler has begun."""
 
 
+class Account(Protocol):
+    """What is under way to one actor, of which `mesh` and `rank` tell the name; see `lane`."""
+
+    mesh: str
+    rank: int
+
+    def credit(self, messages: int, size: int) -> None:
+        """So many messages, and bytes of them, are not under way any more."""
+
+    def reset(self) -> None:
+        """Nothing is."""
+
+
 ASYNC, SYNC = 0, 1
 
 
@@ -74,12 +87,12 @@ class Handler:
         self.simple = kind == ASYNC and not concurrent and not explicit_port
 
 
-ChainLink = tuple[int, int, int, str]
-"""One handler in a chain of calls: actor key, number of the message it handles, request it made, display name."""
-
-
 class Message:
-    """A call or cast in an actor's hands. Extras: ``d`` seconds left, ``c`` the chain of handlers that led here, ``t`` trace context."""
+    """A call or cast in an actor's hands.
+
+    Extras, where there are any: ``d`` seconds left until the deadline; ``c`` the chain of handlers that led here, each as actor key, number of the
+    message it handles, request it made, display name; ``r`` if it only asks whether the actor is up.
+    """
 
     __slots__ = (
         "args",
@@ -107,7 +120,7 @@ class Message:
         origin: Origin,
         endpoint: str,
         request: int,
-        rank: int,
+        rank: Any,
         body: bytes,
         buffers: Sequence[memoryview] | None,
         extras: dict[str, Any] | None,
@@ -115,7 +128,7 @@ class Message:
         self.origin = origin
         self.endpoint = endpoint
         self.request = request  # 0: no answer is wanted
-        self.rank = rank
+        self.rank = rank  # position in the addressed slice, as `mesh.wire_rank` writes it
         self.body = body
         self.buffers = buffers
         self.extras = extras

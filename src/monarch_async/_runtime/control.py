@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from monarch_async._runtime.connect import accept
-
-if TYPE_CHECKING:
-    from monarch_async._runtime.runtime import Runtime
+from monarch_async._runtime.runtime import Runtime
 
 __all__ = ["STOP", "Control"]
 

@@ -14,25 +14,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, final
 
+from monarch_async._core.events import Evidence
 from monarch_async._core.framing import CALL, PORT, pack_message
-from monarch_async._runtime.link import INLINE
+from monarch_async._runtime.context import Waiter
+from monarch_async._runtime.link import INLINE, Link
 from monarch_async.errors import ChannelFull, PortClosed
 
-if TYPE_CHECKING:
-    from monarch_async._runtime.context import Waiter
-    from monarch_async._runtime.peer import Peer
-
-__all__ = ["Lane"]
+__all__ = ["Lane", "Route"]
 
 
+class Route(Protocol):
+    """The process at the other end, as its lanes see it."""
+
+    link: Link | None
+    links: set[Link]
+
+    @property
+    def why_gone(self) -> Evidence | None:
+        """Why nothing can be sent to it."""
+
+    def open(self, waiter: Waiter | None, request: int, lane: Lane) -> Link | None:
+        """The link to send over; `None`, after telling the waiter, if the process is gone."""
+
+
+@final
 class Lane:
     """The account with one actor: `key` in the process of `peer`, rank `rank` of the mesh named `mesh`."""
 
     __slots__ = ("byte_limit", "bytes", "closed", "key", "limit", "mesh", "messages", "peer", "rank", "waiters")
 
-    def __init__(self, peer: Peer, key: int, mesh: str, rank: int, limit: int, byte_limit: int) -> None:
+    def __init__(self, peer: Route, key: int, mesh: str, rank: int, limit: int, byte_limit: int) -> None:
         self.peer = peer
         self.key = key
         self.mesh = mesh

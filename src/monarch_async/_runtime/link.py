@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_async._channel.base import Connection
 from monarch_async._channel.pool import BufferPool
@@ -36,11 +36,8 @@ from monarch_async._core.framing import (
 )
 from monarch_async._core.reader import FrameReader
 from monarch_async._core.session import Inbound, Outbound
+from monarch_async._runtime.context import Account, Message, Waiter
 from monarch_async.errors import FrameTooLarge, ProtocolError
-
-if TYPE_CHECKING:
-    from monarch_async._runtime.context import Message, Waiter
-    from monarch_async._runtime.lane import Lane
 
 __all__ = ["INLINE", "Link"]
 
@@ -77,7 +74,7 @@ class Link:
         pool: BufferPool,
     ) -> None:
         self.session = session
-        self.pending: dict[int, tuple[Waiter, Lane, int]] = {}  # requests made over this link, until answered
+        self.pending: dict[int, tuple[Waiter, Account, int]] = {}  # requests made over this link, until answered
         self.started: set[int] = set()  # those of them whose handlers are known to have begun
         self.inbound_calls: dict[int, Message] = {}  # requests of the peer that have no answer yet
         self.connection: Connection | None = None
@@ -220,9 +217,7 @@ class Link:
         if self.connection is not None:
             self._write_frame(self.connection, kind, 0, b"", b"", 0)
 
-    def _write_frame(
-        self, connection: Connection, kind: int, flags: int, header: bytes, bulk: bytes | memoryview, sequence: int
-    ) -> None:
+    def _write_frame(self, connection: Connection, kind: int, flags: int, header: bytes, bulk: bytes | memoryview, sequence: int) -> None:
         head = _pack(kind, flags, 0, len(header), len(bulk), sequence, self._inbound.ack()) + header
         if self._seal is not None:
             seal = self._seal.sign(head, bulk)

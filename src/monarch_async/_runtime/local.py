@@ -6,24 +6,34 @@ Arguments are never shared: what is not immutable is copied, as if it had travel
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, final
 
 from monarch_async._core.codec import copy_value, is_plain
-from monarch_async._runtime.context import Message, Waiter
+from monarch_async._runtime.context import Message, Origin, Waiter
 from monarch_async.errors import ChannelFull
 
-if TYPE_CHECKING:
-    from monarch_async._runtime.runtime import Runtime
-
-__all__ = ["LocalLane"]
+__all__ = ["LocalLane", "Neighbourhood"]
 
 
+class Neighbourhood(Protocol):
+    """What a local account needs of its runtime."""
+
+    local_calls: dict[int, Message]
+
+    @property
+    def local(self) -> Origin: ...
+
+    def post_local(self, key: int, message: Message) -> None:
+        """Deliver a message to actor `key`."""
+
+
+@final
 class LocalLane:
     """At most `limit` messages may be under way to actor `key`; see `Lane` for the rules."""
 
     __slots__ = ("key", "limit", "mesh", "messages", "rank", "runtime", "waiters")
 
-    def __init__(self, runtime: Runtime, key: int, mesh: str, rank: int, limit: int) -> None:
+    def __init__(self, runtime: Neighbourhood, key: int, mesh: str, rank: int, limit: int) -> None:
         self.runtime = runtime
         self.key = key
         self.mesh = mesh
@@ -56,8 +66,8 @@ class LocalLane:
         self.messages += 1
         runtime.post_local(self.key, message)
 
-    def check(self) -> None:
-        """Raise `ChannelFull` if no message may be sent now."""
+    def check(self, size: int = 0) -> None:
+        """Raise `ChannelFull` if no message may be sent now. There is no bound in bytes: nothing is copied twice here."""
         if self.messages >= self.limit:
             raise ChannelFull(
                 f"{self.messages} messages are under way to {self.mesh}[{self.rank}], as many as the option "
@@ -70,10 +80,12 @@ class LocalLane:
         """So many messages have left the mailbox."""
         self.messages -= messages
         if self.waiters and self.has_room:
-            for waiter in self.waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-            self.waiters.clear()
+            self._wake()
+
+    def reset(self) -> None:
+        """Nothing is under way any more."""
+        self.messages = 0
+        self._wake()
 
     @property
     def has_room(self) -> bool:
@@ -86,3 +98,9 @@ class LocalLane:
             waiter = asyncio.get_running_loop().create_future()
             self.waiters.append(waiter)
             await waiter
+
+    def _wake(self) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waiters.clear()

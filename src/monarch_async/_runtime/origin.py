@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from monarch_async._core.codec import copy_value, dumps, is_plain
-from monarch_async._core.faults import encode_fault
+from monarch_async._core.faults import decode_fault, encode_fault
 from monarch_async._core.framing import CREDIT, FAIL, REPLY, STARTED, pack_message
+from monarch_async._runtime.context import Account, Message, Waiter
 from monarch_async._runtime.link import INLINE, Link
 from monarch_async.errors import FrameTooLarge
 
-if TYPE_CHECKING:
-    from monarch_async._runtime.context import Message
-    from monarch_async._runtime.runtime import Runtime
-
 __all__ = ["LinkOrigin", "LocalOrigin"]
-
-_NONE = {request: None for request in ()}
 
 
 class LinkOrigin:
@@ -59,10 +55,11 @@ class LinkOrigin:
 class LocalOrigin:
     """This process. Values are copied on the way unless they are immutable."""
 
-    __slots__ = ("runtime",)
+    __slots__ = ("_calls", "_find_lane")
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
+    def __init__(self, calls: dict[int, Message], find_lane: Callable[[int], Account | None]) -> None:
+        self._calls = calls  # those under way, by request
+        self._find_lane = find_lane
 
     def answer(self, message: Message, value: Any) -> None:
         waiter = self._close(message)
@@ -78,16 +75,18 @@ class LocalOrigin:
     def refuse(self, message: Message, error: BaseException) -> None:
         waiter = self._close(message)
         if waiter is not None:
-            waiter.fail(message.request, self.runtime.as_fault(error, message))
+            # As if it had travelled: the caller of a local actor sees the same as that of a remote one.
+            actor = str(message.cell.identity) if message.cell is not None else ""
+            waiter.fail(message.request, decode_fault(encode_fault(error, actor=actor)))
 
-    def _close(self, message: Message) -> Any:
+    def _close(self, message: Message) -> Waiter | None:
         message.lane.credit(1, 0)
         waiter, message.waiter = message.waiter, None
-        self.runtime.local_calls.pop(message.request, None)
+        self._calls.pop(message.request, None)
         return waiter
 
     def credit(self, key: int, messages: int, size: int) -> None:
-        lane = self.runtime.local_lanes.get(key)
+        lane = self._find_lane(key)
         if lane is not None:
             lane.credit(messages, 0)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import Protocol
 
 from monarch_async._core.events import Evidence, died
 from monarch_async._runtime.context import Waiter
@@ -10,10 +11,21 @@ from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.link import Link
 from monarch_async.ids import ProcAddress
 
-if TYPE_CHECKING:
-    from monarch_async._runtime.runtime import Runtime
+__all__ = ["Network", "Peer"]
 
-__all__ = ["Peer"]
+
+class Network(Protocol):
+    """What a peer needs of the runtime that it is a peer of."""
+
+    loop: asyncio.AbstractEventLoop
+    evidence: Evidence | None
+
+    def dial(self, peer: Peer) -> Link:
+        """A new link to it."""
+
+    def link_ended(self, peer: Peer, link: Link, evidence: Evidence) -> None: ...
+
+    def peer_gone(self, peer: Peer) -> None: ...
 
 
 class Peer:
@@ -21,7 +33,7 @@ class Peer:
 
     __slots__ = ("address", "evidence", "lanes", "link", "links", "runtime")
 
-    def __init__(self, runtime: Runtime, address: ProcAddress) -> None:
+    def __init__(self, runtime: Network, address: ProcAddress) -> None:
         self.runtime = runtime
         self.address = address
         self.link: Link | None = None  # where messages to it go; one of `links`
@@ -36,10 +48,15 @@ class Peer:
             lane = self.lanes[key] = Lane(self, key, mesh, rank, limit, byte_limit)
         return lane
 
+    @property
+    def why_gone(self) -> Evidence | None:
+        """Why nothing can be sent to it: it is gone, or this process is ending."""
+        return self.evidence or self.runtime.evidence
+
     def open(self, waiter: Waiter | None, request: int, lane: Lane) -> Link | None:
         """The link to send over, which may not be connected yet; `None`, after telling the waiter, if the process is gone."""
         runtime = self.runtime
-        evidence = self.evidence or runtime.evidence
+        evidence = self.why_gone
         if evidence is not None:
             if waiter is not None:
                 error = died(evidence, lane.mesh, lane.rank, started=False)

@@ -15,15 +15,16 @@ import itertools
 import logging
 import ssl
 import threading
-from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from monarch_async._channel.pool import BufferPool
+from monarch_async._channel.tensors import install as install_tensor_reducers
 from monarch_async._core.codec import loads
 from monarch_async._core.events import Evidence, Failure, Identity
-from monarch_async._core.faults import decode_fault, encode_fault
+from monarch_async._core.faults import decode_fault
 from monarch_async._core.framing import CALL, CANCEL, CLOSED, CREDIT, FAIL, PORT, REPLY, STARTED, pack_message
+from monarch_async._runtime.absent import Absent, DeadLetters
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.connect import keep
 from monarch_async._runtime.context import Message, Origin, State, Waiter
@@ -34,35 +35,23 @@ from monarch_async._runtime.origin import LinkOrigin, LocalOrigin
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.supervisor import Ownership
 from monarch_async._runtime.tasks import TaskSet
-from monarch_async.errors import ActorDied
 from monarch_async.ids import ProcAddress, new_uid
 from monarch_async.options import Options
 
-__all__ = ["SERVICE", "DeadLetter", "Runtime"]
+__all__ = ["SERVICE", "PortSink", "Runtime"]
 
 SERVICE = 0
 TICK = 0.05
-REMEMBERED = 100_000
-_SERVICE_IDENTITY = Identity("runtime", "Runtime", 0)
-
 
 PortSink = Callable[[Origin, int, Any, BaseException | None, int], None]
 """Takes what arrives at a port: from where, rank of the sender, value or error, and the bytes to give credit for."""
-
-
-class DeadLetter(NamedTuple):
-    """A message that nobody got and nobody waits for."""
-
-    actor: str
-    endpoint: str
-    reason: str
-    when: float
 
 
 class Runtime:
     """See the module's docstring. `service` maps names to functions ``f(message, *args)``; a coroutine's result is the answer."""
 
     def __init__(self, me: ProcAddress, key: bytes, options: Options, service: Mapping[str, Callable[..., Any]]) -> None:
+        install_tensor_reducers()
         self.loop = asyncio.get_running_loop()
         self.me = me
         self.key = key
@@ -85,13 +74,12 @@ class Runtime:
         self.ports: dict[int, PortSink] = {}
         self.requests = itertools.count(1)
         self.numbers = itertools.count(1)
-        self.local = LocalOrigin(self)
         self.local_lanes: dict[int, LocalLane] = {}
-        self.local_calls: dict[int, Message] = {}
+        self.local_calls: dict[int, Message] = {}  # under way in this process, by request
+        self.local = LocalOrigin(self.local_calls, self.local_lanes.get)
         self.busy: set[Cell] = set()
         self.ticking = False
-        self.dead_letters: deque[DeadLetter] = deque(maxlen=options.dead_letters)
-        self.dead_letter_count = 0
+        self.dead_letters = DeadLetters(options.dead_letters)
         self.on_failure: Callable[[Cell, BaseException, str], None] = lambda cell, error, endpoint: None
         self.on_peer_gone: list[Callable[[Peer], None]] = []
         self.on_link_ended: list[Callable[[Peer, Evidence], None]] = []
@@ -99,8 +87,7 @@ class Runtime:
         self.ownership = Ownership()
         self.agent_up: asyncio.Future[None] | None = None  # for a client: until this is done nobody can be dialed
         self._origins: dict[Link, tuple[Peer, LinkOrigin]] = {}
-        self._parked: dict[int, list[Message]] = {}  # for actors that are not known yet
-        self._ended: OrderedDict[int, tuple[Identity, Evidence]] = OrderedDict()  # actors that were here
+        self._absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
 
     # Links and peers.
 
@@ -154,7 +141,7 @@ class Runtime:
                     elif key == SERVICE:
                         self.serve(message)
                     else:
-                        self._not_here(key, message)
+                        self._absent.receive(key, message, self.evidence)
                 elif kind == REPLY:
                     self._settle(link, fields[1], fields[2], buffers)
                 else:
@@ -280,67 +267,28 @@ class Runtime:
         """An actor is here from now on; what was sent to it before goes to it first."""
         self.cells[cell.key] = cell
         cell.start()
-        for message in self._parked.pop(cell.key, ()):
-            if message.state is State.QUEUED:
-                cell.post(message)
+        for message in self._absent.arrived(cell.key):
+            cell.post(message)
 
     def forget(self, cell: Cell) -> None:
         """An actor is gone. Why is remembered for a while."""
         assert cell.evidence is not None
         if self.cells.get(cell.key) is cell:
             del self.cells[cell.key]
-        self.remember_end(cell.key, cell.identity, cell.evidence)
+        self.local_lanes.pop(cell.key, None)
+        self._absent.ended(cell.key, cell.identity, cell.evidence)
 
-    def remember_end(self, key: int, identity: Identity, evidence: Evidence) -> None:
-        """What is sent to this actor from now on is told why it is gone."""
-        self._ended[key] = (identity, evidence)
-        if len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
-        for message in self._parked.pop(key, ()):
-            if message.state is State.QUEUED:
-                self._refuse_dead(message, identity, evidence)
+    def never_spawned(self, key: int, identity: Identity, evidence: Evidence) -> None:
+        """An actor was stopped before its spawn came."""
+        self._absent.ended(key, identity, evidence)
 
     def failed(self, cell: Cell, error: BaseException, endpoint: str) -> None:
+        """An actor of this process can't go on."""
         self.on_failure(cell, error, endpoint)
-
-    def _not_here(self, key: int, message: Message) -> None:
-        ended = self._ended.get(key)
-        if ended is not None or self.closing:
-            identity, evidence = ended or (_SERVICE_IDENTITY, self.evidence or Evidence("stopping"))
-            self._refuse_dead(message, identity, evidence)
-            return
-        parked = self._parked.get(key)
-        if parked is None:
-            parked = self._parked[key] = []
-            self.loop.call_later(self.options.unknown_grace, self._give_up, key)
-        parked.append(message)
-
-    def _give_up(self, key: int) -> None:
-        grace = self.options.unknown_grace
-        evidence = Evidence(f"never existed here: nobody spawned it within the option unknown_grace={grace:g} s")
-        for message in self._parked.pop(key, ()):
-            if message.state is State.QUEUED:
-                self._refuse_dead(message, Identity(f"actor {key:#x}", "?", message.rank), evidence)
-
-    def _refuse_dead(self, message: Message, identity: Identity, evidence: Evidence) -> None:
-        message.state = State.DONE
-        if message.request:
-            error = ActorDied(
-                f"{identity} died: {evidence.text} (its handler had not started)",
-                mesh=identity.mesh,
-                rank=identity.rank,
-                incarnation=identity.incarnation,
-                started=False,
-                reason=evidence.text,
-            )
-            message.origin.refuse(message, error)
-        else:
-            self.dead_letter(identity, message.endpoint, evidence)
 
     def dead_letter(self, actor: object, endpoint: str, evidence: Evidence) -> None:
         """A message that wants no answer could not be delivered."""
-        self.dead_letter_count += 1
-        self.dead_letters.append(DeadLetter(str(actor), endpoint, evidence.text, self.loop.time()))
+        self.dead_letters.add(actor, endpoint, evidence, self.loop.time())
 
     def local_lane(self, key: int, mesh: str, rank: int, limit: int) -> LocalLane:
         """The account with an actor of this process."""
@@ -357,12 +305,7 @@ class Runtime:
         elif key == SERVICE:
             self.serve(message)
         else:
-            self._not_here(key, message)
-
-    def as_fault(self, error: BaseException, message: Message) -> BaseException:
-        """What the caller of a local actor sees: the same as the caller of a remote one."""
-        actor = str(message.cell.identity) if message.cell is not None else ""
-        return decode_fault(encode_fault(error, actor=actor))
+            self._absent.receive(key, message, self.evidence)
 
     # Requests.
 
@@ -417,10 +360,11 @@ class Runtime:
         self.evidence = Evidence(reason)
         await self.stop_cells(reason)
         self.closing = True
-        for key in list(self._parked):
-            self._give_up(key)
+        self._absent.close()
         links = [link for link in self._origins if link.connection is not None]
-        await asyncio.wait({self.loop.create_task(link.drain()) for link in links} or {self.loop.create_task(asyncio.sleep(0))}, timeout=1.0)
+        await asyncio.wait(
+            {self.loop.create_task(link.drain()) for link in links} or {self.loop.create_task(asyncio.sleep(0))}, timeout=1.0
+        )
         for link in links:
             link.say_goodbye()
         for peer in list(self.peers.values()):

@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_async._core.codec import dumps
 from monarch_async._core.events import Evidence, Failure, Identity
-from monarch_async._runtime.cell import Behavior, Cell
+from monarch_async._runtime.behavior import Behavior
+from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import Message, Waiter
 from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.runtime import Runtime
 from monarch_async.errors import SpawnError
 from monarch_async.ids import ProcAddress
-
-if TYPE_CHECKING:
-    from monarch_async._runtime.runtime import Runtime
 
 __all__ = ["Answer", "Owner", "ask", "ask_many", "base_service", "tell"]
 
@@ -128,7 +127,7 @@ class Service:
         if cell is not None:
             await cell.stop(reason)
         else:
-            self.runtime.remember_end(key, Identity(f"actor {key:#x}", "?", message.rank), Evidence("stopped before it was spawned"))
+            self.runtime.never_spawned(key, Identity(f"actor {key:#x}", "?", message.rank), Evidence("stopped before it was spawned"))
 
     def ping(self, message: Message) -> None:
         """Answer."""

@@ -27,7 +27,9 @@ class ActorThread:
         self.thread = threading.Thread(target=self._work, name=f"actor {name}", daemon=True)
         self.thread.start()
 
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], message: Message | None) -> asyncio.Future[Any]:
+    def run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], message: Message | None
+    ) -> asyncio.Future[Any]:
         """Run `function` in the thread, with `message` as its context; the future has its result."""
         future = self._loop.create_future()
         self._jobs.put((function, args, kwargs, message, future))

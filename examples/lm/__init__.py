@@ -1,0 +1,1 @@
+"""What train_lm.py needs beside its actors: the text, the model, and the picture of the result."""

@@ -1,0 +1,232 @@
+"""Train a character-level language model with several processes: the source code of Python's standard library, from nothing.
+
+    python examples/train_lm.py
+
+Four kinds of actors do the work, each in processes of its own:
+
+* the `DataLoader` reads the text and hands out batches;
+* each `Trainer` computes gradients on batches of its own and applies the same step as the others, so that their weights stay equal to
+  the last bit;
+* the `Reducer` averages the gradients of all trainers;
+* this program, which spawns them and asks for one step after another, is their controller.
+
+The same seed and number of trainers give the same losses. The held-out loss begins near ln 96 ≈ 4.56 nats per character, which is guessing, and has to fall
+by at least 2.5 nats (with --quick: by 0.8); otherwise, or if the trainers' weights differ, the exit status is 1.
+It takes about a minute on two cores. The loss curve is written to out/loss.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import sys
+import time
+from itertools import chain
+from pathlib import Path
+
+try:
+    import torch
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+except ImportError as missing:
+    sys.exit(f"{missing.name} is not installed; in the project's folder: python3 -m pip install torch==2.13.0 -e '.[torch,examples]'")
+
+from lm.curve import write_curve
+from lm.model import CharTransformer, Config, learning_rate_at, next_character_loss
+from lm.text import decode, encode, read_corpus
+
+from monarch_async import Actor, concurrent_endpoint, current_rank, current_size, endpoint, this_host
+
+HELD_OUT_BATCHES = 8
+PROMPT = "def "
+
+
+class DataLoader(Actor):
+    """Reads and encodes the text once, then hands out batches."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.corpus = read_corpus(config.corpus)
+
+    @endpoint
+    async def describe(self) -> str:
+        train, held_out = len(self.corpus.train), len(self.corpus.held_out)
+        return f"{self.corpus.files} files of the standard library: {train:,} characters to train on, {held_out:,} held out"
+
+    @endpoint
+    async def train_batch(self, rank: int, step: int) -> torch.Tensor:
+        """Drawn from rank and step, whoever asks first: so a run can be repeated."""
+        seed = hash((self.config.seed, rank, step))
+        return self.corpus.train_batch(self.config.rows, self.config.context + 1, seed)
+
+    @endpoint
+    async def held_out_batch(self, index: int) -> torch.Tensor:
+        return self.corpus.held_out_batch(2 * self.config.rows, self.config.context + 1, index)
+
+
+class Reducer(Actor):
+    """Averages one tensor from each of `count` trainers, and answers all of them with the mean."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        self.parts: dict[int, torch.Tensor] = {}
+        self.mean: asyncio.Future[torch.Tensor] = asyncio.get_running_loop().create_future()
+
+    @concurrent_endpoint
+    async def average(self, rank: int, part: torch.Tensor) -> torch.Tensor:
+        """Calls overlap: each waits here until the last has come."""
+        self.parts[rank] = part
+        mean = self.mean
+        if len(self.parts) == self.count:
+            # In order of rank: the sum of floats depends on the order.
+            mean.set_result(torch.stack([self.parts[rank] for rank in range(self.count)]).mean(dim=0))
+            self.begin_round()
+        return await mean
+
+
+class Trainer(Actor):
+    """Holds the model. Its endpoints are plain functions, so they run in a thread of the actor's own, where they may compute and wait."""
+
+    def __init__(self, config: Config, loader: DataLoader, reducer: Reducer) -> None:
+        torch.manual_seed(config.seed)  # the same weights everywhere
+        self.config = config
+        self.loader = loader
+        self.reducer = reducer
+        self.model = CharTransformer(config)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = torch.optim.AdamW(self.parameters, weight_decay=0.01)
+
+    @endpoint
+    def step(self, step: int) -> float:
+        """Train on one batch together with the other trainers; the loss on this one's batch."""
+        rank = current_rank().rank
+        batch = self.loader.train_batch.call_one(rank, step).get()
+        self.optimizer.zero_grad()
+        loss = next_character_loss(self.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+        gradient = torch.cat([parameter.grad.flatten() for parameter in self.parameters if parameter.grad is not None])
+        mean = self.reducer.average.call_one(rank, gradient).get()
+        for parameter, part in zip(self.parameters, mean.split([parameter.numel() for parameter in self.parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate_at(step, self.config)
+        self.optimizer.step()
+        return loss.item()
+
+    @endpoint
+    def held_out_losses(self) -> list[float]:
+        """The loss on each of this trainer's share of the held-out batches."""
+        share = range(current_rank().rank, HELD_OUT_BATCHES, current_size()["trainers"])
+        batches = [self.loader.held_out_batch.call_one(index) for index in share]
+        with torch.no_grad():
+            return [next_character_loss(self.model, batch.get()).item() for batch in batches]
+
+    @endpoint
+    def digest_of_weights(self) -> str:
+        """Equal only where every bit of every weight is."""
+        digest = hashlib.sha256()
+        for parameter in self.parameters:
+            digest.update(parameter.detach().numpy().tobytes())
+        return digest.hexdigest()
+
+    @endpoint
+    def write(self, prompt: str, length: int) -> str:
+        """`prompt` and how the model would go on."""
+        ids = self.model.continue_text(encode(prompt).long(), length, temperature=0.7, seed=self.config.seed)
+        return decode(ids)
+
+
+async def train(config: Config, trainer_count: int, fall_wanted: float, out: Path) -> bool:
+    """Spawn the actors, train, report; whether all went as it should."""
+    began = time.monotonic()
+    host = this_host()
+    one_thread = {"OMP_NUM_THREADS": "1"}  # one core for each trainer
+    loader_proc = host.spawn_procs(name="loader", preload=["torch"], env=one_thread)
+    reducer_proc = host.spawn_procs(name="reducer", preload=["torch"], env=one_thread)
+    trainer_procs = host.spawn_procs({"trainers": trainer_count}, name="trainers", preload=["torch"], env=one_thread)
+
+    loader = loader_proc.spawn("loader", DataLoader, config)
+    reducer = reducer_proc.spawn("reducer", Reducer, trainer_count)
+    trainers = trainer_procs.spawn("trainers", Trainer, config, loader, reducer)
+    await trainers
+    print(await loader.describe.call_one())
+    print(f"{trainer_count} trainers are up after {time.monotonic() - began:.1f} s")
+
+    async def held_out_loss() -> float:
+        losses = list(chain.from_iterable((await trainers.held_out_losses.call()).values()))
+        return sum(losses) / len(losses)
+
+    train_curve: list[tuple[float, float]] = []
+    held_out_curve = [(0.0, await held_out_loss())]
+    tokens_a_step = trainer_count * config.rows * config.context
+    look_every = max(1, config.steps // 12)
+    with progress_bar() as bar:
+        task = bar.add_task("training", total=config.steps, loss=held_out_curve[0][1], held_out=held_out_curve[0][1], speed=0.0)
+        began = time.monotonic()
+        for step in range(config.steps):
+            losses = list((await trainers.step.call(step)).values())
+            train_curve.append((step + 1, sum(losses) / len(losses)))
+            if (step + 1) % look_every == 0 or step + 1 == config.steps:
+                held_out_curve.append((step + 1, await held_out_loss()))
+            speed = tokens_a_step * (step + 1) / (time.monotonic() - began)
+            bar.update(task, advance=1, loss=train_curve[-1][1], held_out=held_out_curve[-1][1], speed=speed)
+    took = time.monotonic() - began
+
+    digests = set((await trainers.digest_of_weights.call()).values())
+    sample = await trainers.slice(trainers=0).write.call_one(PROMPT, 240)
+    first, last = held_out_curve[0][1], held_out_curve[-1][1]
+    write_curve(out, f"Held-out loss {first:.2f} → {last:.2f} in {took:.0f} s on {trainer_count} trainers", train_curve, held_out_curve)
+
+    print(f"\n{sample}\n")
+    print(f"held-out loss: {first:.3f} → {last:.3f} nats per character after {config.steps} steps in {took:.1f} s")
+    print(f"weights: {'equal on all trainers' if len(digests) == 1 else 'DIFFERENT'}")
+    print(f"loss curve: {out}")
+    if first - last < fall_wanted:
+        print(f"FAILED: the held-out loss was to fall by {fall_wanted} nats, and fell by {first - last:.3f}")
+    return len(digests) == 1 and first - last >= fall_wanted
+
+
+def progress_bar() -> Progress:
+    loss = TextColumn("loss {task.fields[loss]:.3f}, held out {task.fields[held_out]:.3f}")
+    speed = TextColumn("{task.fields[speed]:,.0f} tokens/s")
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, speed, TimeRemainingColumn())
+
+
+def at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+at_least_one.__name__ = "number (1 or more)"  # as argparse names it in its error
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Train a character-level language model on Python's standard library.")
+    parser.add_argument("--steps", type=at_least_one, help="optimizer steps (default: 500)")
+    parser.add_argument("--trainers", type=at_least_one, default=2, help="processes that train (default: 2)")
+    parser.add_argument("--seed", type=int, default=0, help="decides weights, batches and sample (default: 0)")
+    parser.add_argument("--out", type=Path, default=Path("out/loss.svg"), help="where the loss curve goes (default: out/loss.svg)")
+    parser.add_argument("--quick", action="store_true", help="a tiny model for a few seconds")
+    options = parser.parse_args()
+    if options.quick:
+        config = Config(options.steps or 60, options.seed, corpus=200_000, width=32, depth=1, heads=2, context=48, rows=8, learning_rate=1e-2)
+    else:
+        config = Config(options.steps or 500, options.seed)
+    try:
+        good = asyncio.run(train(config, options.trainers, 0.8 if options.quick else 2.5, options.out))
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

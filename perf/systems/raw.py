@@ -1,0 +1,192 @@
+"""The raw limit: what the parts we build on can do with nothing around them.
+
+The echo is a forked process on uvloop that takes length-prefixed msgpack frames with a pickled body over a unix socket, and answers each
+with another. There is no actor in it, no lane, no session: it is what a call can't be faster than in Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import time
+from importlib.metadata import version
+from typing import Any
+
+import msgpack
+import uvloop
+
+from perf.measure import Samples, memcpy_rates, rate_of, time_calls
+from perf.systems.interpreters import import_seconds, start_seconds
+
+__all__ = ["System"]
+
+_REQUEST, _ANSWER = 0, 1
+_ARGUMENTS: tuple[tuple[()], dict[str, Any]] = ((), {})
+_BIG = 1 << 26
+
+
+class _Frames(asyncio.Protocol):
+    """Frames on a stream socket: four bytes of length, then msgpack."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._rest:
+            data = self._rest + data
+        offset, end = 0, len(data)
+        while end - offset >= 4:
+            begin = offset + 4
+            stop = begin + int.from_bytes(data[offset:begin], "little")
+            if stop > end:
+                break
+            self.took(msgpack.unpackb(data[begin:stop]))
+            offset = stop
+        self._rest = data[offset:]
+
+    def write(self, message: list[Any]) -> None:
+        frame = msgpack.packb(message)
+        self.transport.write(len(frame).to_bytes(4, "little") + frame)
+
+    def took(self, message: list[Any]) -> None:
+        raise NotImplementedError
+
+
+class _Server(_Frames):
+    """Answers every request, if it wants an answer."""
+
+    def took(self, message: list[Any]) -> None:
+        _, number, _, body = message
+        pickle.loads(body)
+        if number:
+            self.write([_ANSWER, number, 0, pickle.dumps(None)])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        os._exit(0)
+
+
+class _Client(_Frames):
+    def __init__(self) -> None:
+        super().__init__()
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._last = 0
+
+    def call(self) -> asyncio.Future[Any]:
+        self._last += 1
+        future = self._pending[self._last] = asyncio.get_running_loop().create_future()
+        self.write([_REQUEST, self._last, "nop", pickle.dumps(_ARGUMENTS)])
+        return future
+
+    def cast(self) -> None:
+        self.write([_REQUEST, 0, "nop", pickle.dumps(_ARGUMENTS)])
+
+    def took(self, message: list[Any]) -> None:
+        self._pending.pop(message[1]).set_result(pickle.loads(message[3]))
+
+
+def _fork_server() -> socket.socket:
+    """The near end of a socket to a new process that answers."""
+    near, far = socket.socketpair()
+    if os.fork():
+        far.close()
+        return near
+    near.close()
+    uvloop.run(_answer(far))
+    os._exit(0)
+
+
+async def _answer(sock: socket.socket) -> None:
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.create_unix_connection(_Server, sock=sock)
+    await loop.create_future()
+
+
+class System:
+    """See `perf.worker`."""
+
+    versions = {name: version(name) for name in ("uvloop", "msgpack")}
+
+    def __init__(self, procs: int) -> None:
+        self._sockets = [_fork_server() for _ in range(procs)]
+        self._clients: list[_Client] = []
+
+    async def _connected(self) -> list[_Client]:
+        for sock in self._sockets[len(self._clients) :]:
+            sock.setblocking(False)
+            _, client = await asyncio.get_running_loop().create_unix_connection(_Client, sock=sock)
+            self._clients.append(client)
+        return self._clients
+
+    async def close(self) -> None:
+        for client in self._clients:
+            client.transport.close()
+        for sock in self._sockets[len(self._clients) :]:
+            sock.close()
+
+    async def call(self, count: int) -> Samples:
+        client = (await self._connected())[0]
+        return {"call": await time_calls(count, client.call, warm_up=count // 10)}
+
+    async def mesh(self, count: int) -> Samples:
+        clients = await self._connected()
+        return {"mesh": await time_calls(count, lambda: asyncio.gather(*(client.call() for client in clients)), warm_up=count // 10)}
+
+    async def pipelined(self, count: int) -> Samples:
+        client = (await self._connected())[0]
+        return {"pipelined": await rate_of(count, lambda: asyncio.gather(*(client.call() for _ in range(count))))}
+
+    async def broadcast(self, count: int) -> Samples:
+        client = (await self._connected())[0]
+
+        async def run() -> None:
+            for _ in range(count):
+                client.cast()
+            await client.call()
+
+        return {"broadcast": await rate_of(count, run)}
+
+    async def local(self, count: int) -> Samples:
+        loop = asyncio.get_running_loop()
+
+        def call() -> asyncio.Future[None]:
+            future: asyncio.Future[None] = loop.create_future()
+            loop.call_soon(future.set_result, None)
+            return future
+
+        return {"local": await time_calls(count, call, warm_up=count // 10)}
+
+    async def payload(self, count: int) -> Samples:
+        return {"memcpy": memcpy_rates(_BIG, count)}
+
+    async def kill(self, count: int) -> Samples:
+        """From the signal to the process's pidfd being readable in the loop."""
+        loop = asyncio.get_running_loop()
+        samples = []
+        for _ in range(count):
+            process = subprocess.Popen(["sleep", "60"])
+            descriptor = os.pidfd_open(process.pid)
+            ended = loop.create_future()
+            loop.add_reader(descriptor, lambda ended=ended: ended.done() or ended.set_result(None))  # type: ignore[misc]
+            start = time.perf_counter()
+            os.kill(process.pid, signal.SIGKILL)
+            await ended
+            samples.append(time.perf_counter() - start)
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+            process.wait()
+        return {"kill": samples}
+
+    async def start_interpreter(self, count: int) -> Samples:
+        """A bare interpreter that does nothing."""
+        return {"start_interpreter": start_seconds("", count)}
+
+    async def import_torch(self, count: int) -> Samples:
+        return {"import_torch": import_seconds("torch", count)}

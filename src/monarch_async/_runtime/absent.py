@@ -1,0 +1,98 @@
+"""Messages for actors that are not here: not yet, not any more, or never.
+
+One that is not known may be on its way: its spawn can come over another link than the message. So messages for it are kept for the option
+`unknown_grace`. Of one that was here and is gone, why is remembered, and every message is answered with that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from typing import NamedTuple
+
+from monarch_async._core.events import Evidence, Identity, died
+from monarch_async._runtime.context import Message, State
+
+__all__ = ["Absent", "DeadLetter", "DeadLetters"]
+
+REMEMBERED = 100_000
+
+
+class DeadLetter(NamedTuple):
+    """A message that nobody got and nobody waits for. `when` is in seconds of the runtime's loop."""
+
+    actor: str
+    endpoint: str
+    reason: str
+    when: float
+
+
+class DeadLetters:
+    """The last `keep` of them, and how many there were."""
+
+    def __init__(self, keep: int) -> None:
+        self.last: deque[DeadLetter] = deque(maxlen=keep)
+        self.count = 0
+
+    def add(self, actor: object, endpoint: str, evidence: Evidence, now: float) -> None:
+        self.count += 1
+        self.last.append(DeadLetter(str(actor), endpoint, evidence.text, now))
+
+
+class Absent:
+    """What is known of actors that are not here, and the messages kept for them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, letters: DeadLetters, grace: float) -> None:
+        self._loop = loop
+        self._letters = letters
+        self._grace = grace
+        self._parked: dict[int, list[Message]] = {}
+        self._ended: OrderedDict[int, tuple[Identity, Evidence]] = OrderedDict()
+
+    def receive(self, key: int, message: Message, closing: Evidence | None) -> None:
+        """A message for an actor that is not here; `closing` if none will come any more."""
+        ended = self._ended.get(key)
+        if ended is None and closing is not None:
+            ended = _unknown(key, message), closing
+        if ended is not None:
+            self._refuse(message, *ended)
+            return
+        parked = self._parked.get(key)
+        if parked is None:
+            parked = self._parked[key] = []
+            self._loop.call_later(self._grace, self._give_up, key)
+        parked.append(message)
+
+    def arrived(self, key: int) -> list[Message]:
+        """An actor is here now: the messages that were kept for it, in order."""
+        return [message for message in self._parked.pop(key, ()) if message.state is State.QUEUED]
+
+    def ended(self, key: int, identity: Identity, evidence: Evidence) -> None:
+        """An actor is gone: what is sent to it from now on is told why."""
+        self._ended[key] = (identity, evidence)
+        if len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+        for message in self.arrived(key):
+            self._refuse(message, identity, evidence)
+
+    def close(self) -> None:
+        """Nobody comes any more."""
+        for key in list(self._parked):
+            self._give_up(key)
+
+    def _give_up(self, key: int) -> None:
+        evidence = Evidence(f"never existed here: nobody spawned it within the option unknown_grace={self._grace:g} s")
+        for message in self.arrived(key):
+            self._refuse(message, _unknown(key, message), evidence)
+
+    def _refuse(self, message: Message, identity: Identity, evidence: Evidence) -> None:
+        message.state = State.DONE
+        if message.request:
+            error = died(evidence, identity.mesh, identity.rank, started=False, incarnation=identity.incarnation)
+            message.origin.refuse(message, error)
+        else:
+            self._letters.add(identity, message.endpoint, evidence, self._loop.time())
+
+
+def _unknown(key: int, message: Message) -> Identity:
+    return Identity(f"actor {key:#x}", "", message.rank if isinstance(message.rank, int) else 0)

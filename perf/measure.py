@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["memory", "memcpy_rates", "rate_of", "time_calls"]
+__all__ = ["memcpy_rates", "memory", "rate_of", "time_calls"]
 
 Samples = dict[str, list[float]]
 

@@ -29,24 +29,28 @@ class Session:
 
     def __init__(self, module: str, python: str, procs: int) -> None:
         self.module = module
-        paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+        # An installed package has its bytecode; without it each start and import would be measured with a compilation.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._process = subprocess.Popen(
             [python, "-m", "perf.worker", module, "--procs", str(procs)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
         self._received = b""
         try:
-            self.versions: dict[str, str] = self._answer()["ready"]
+            ready = self._answer()
+            self.versions: dict[str, str] = ready["versions"]
+            self.workloads = frozenset[str](ready["workloads"])
         except BaseException:
             self.close()
             raise
 
-    def run(self, workload: str, count: int) -> dict[str, list[float]] | None:
-        """Samples by metric; `None` if the system has no such workload. Raises `WorkerFailed`."""
+    def run(self, workload: str, count: int) -> dict[str, list[float]]:
+        """Samples by metric. Raises `WorkerFailed`."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"run": workload, "count": count}).encode() + b"\n")
@@ -56,7 +60,7 @@ class Session:
         answer = self._answer()
         if "error" in answer:
             raise WorkerFailed(f"{self.module}.{workload} raised:\n{answer['error']}")
-        samples: dict[str, list[float]] | None = answer.get("samples")
+        samples: dict[str, list[float]] = answer["samples"]
         return samples
 
     def _answer(self) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
     python -m perf.worker perf.systems.ours --procs 8
 
-A system is a module with a class `System`: `System(procs)` is made before the loop runs, so that it may fork; its workloads are its ``async``
-methods whose names don't begin with an underscore, which start what they need; `await system.close()` ends it all.
+A system is a module with a class `System`: `System(procs)` is made before the loop runs, so that it may fork, and `versions` names what is
+measured; its workloads are its other methods whose names don't begin with an underscore, which start what they need; `await system.close()`
+ends it all.
 
 * ``{"run": "call", "count": 1000}`` is answered by ``{"samples": {"call": [0.0001, …]}}``: samples by metric.
-* A workload that the system doesn't have: ``{"missing": "call"}``. One that raised: ``{"error": "…"}`` with the traceback; the system goes on.
-* The first line, ``{"ready": …}``, names the versions. End of input ends the worker.
+* A workload that raised, or that the system doesn't have: ``{"error": "…"}`` with the traceback; the system goes on.
+* The first line, ``{"versions": {…}, "workloads": […]}``, says that it is ready. End of input ends the worker.
 
 What the system prints goes to standard error: standard output belongs to the protocol. Standard library only, since peers run it too.
 """
@@ -22,28 +23,29 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TextIO
 
 __all__ = ["main"]
+
+
+def _workloads(system: Any) -> dict[str, Callable[[int], Awaitable[dict[str, list[float]]]]]:
+    names = [name for name in dir(system) if not name.startswith("_") and name not in ("close", "versions")]
+    return {name: getattr(system, name) for name in names}
 
 
 async def _serve(system: Any, requests: TextIO, answers: TextIO) -> None:
     def answer(content: dict[str, Any]) -> None:
         print(json.dumps(content), file=answers, flush=True)
 
-    answer({"ready": system.versions})
+    workloads = _workloads(system)
+    answer({"versions": system.versions, "workloads": sorted(workloads)})
     try:
         # Only this coroutine reads, and it measures nothing meanwhile: the thread it waits in is idle during a workload.
         while line := await asyncio.to_thread(requests.readline):
             request = json.loads(line)
-            name = request["run"]
-            workload = getattr(system, name, None)
-            if workload is None or name.startswith("_") or name == "close":
-                answer({"missing": name})
-                continue
             try:
-                answer({"samples": await workload(request["count"])})
+                answer({"samples": await workloads[request["run"]](request["count"])})
             except Exception:
                 answer({"error": traceback.format_exc()})
     finally:

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from monarch_async import shutdown
 from monarch_async.testing.leaks import LeakCheck
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
@@ -101,7 +102,8 @@ async def nothing_running(request: pytest.FixtureRequest) -> AsyncIterator[None]
     loop.set_exception_handler(note)
     check = LeakCheck(kinds=["task"])
     yield
-    # The one place where a runtime that the test left in this loop is closed; after it, not one task may be left.
+    # Where a runtime that the test left in this loop is closed; after it, not one task may be left.
+    await shutdown()
     if not request.node.stash.get(call_failed, False):
         await check.wait_none()
         assert [] == unseen

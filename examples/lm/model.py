@@ -22,7 +22,7 @@ class Config:
     width: int = 96
     depth: int = 3
     heads: int = 3
-    context: int = 96  # characters that the model sees
+    context: int = 64  # characters that the model sees
     rows: int = 16  # stretches of text in a trainer's batch
     learning_rate: float = 4e-3
 
@@ -44,7 +44,8 @@ class Block(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.project(seen.transpose(1, 2).reshape(rows, length, width))
-        return x + self.feed_forward(x)
+        x = x + self.feed_forward(x)
+        return x
 
 
 class CharTransformer(nn.Module):
@@ -58,9 +59,10 @@ class CharTransformer(nn.Module):
         self.blocks = nn.Sequential(*(Block(config.width, config.heads) for _ in range(config.depth)))
         self.norm = nn.LayerNorm(config.width)
         self.scores = nn.Linear(config.width, config.vocabulary)
-        # Before it has learned anything every character is about as likely as every other.
+        # Embeddings as large as what the blocks add to them: smaller ones are drowned, and learning begins late.
         for embedding in (self.characters, self.positions):
-            nn.init.normal_(embedding.weight, std=0.02)
+            nn.init.normal_(embedding.weight, std=0.5)
+        # Small scores: before it has learned anything, every character is about as likely as every other.
         nn.init.normal_(self.scores.weight, std=0.02)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

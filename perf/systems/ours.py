@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -71,9 +70,8 @@ def _ignore(failure: MeshFailure) -> None:
 class System:
     """See `perf.worker`."""
 
-    versions = {"monarch_async": _version()}
-
     def __init__(self, procs: int) -> None:
+        self.versions = {"monarch_async": _version()}
         self._count = procs
         self._procs: Any = None
         self._mesh: Any = None

@@ -109,12 +109,16 @@ async def _answer(sock: socket.socket) -> None:
     await loop.create_future()
 
 
+def _sleeper() -> subprocess.Popen[bytes]:
+    """A process to kill."""
+    return subprocess.Popen(["sleep", "60"])
+
+
 class System:
     """See `perf.worker`."""
 
-    versions = {name: version(name) for name in ("uvloop", "msgpack")}
-
     def __init__(self, procs: int) -> None:
+        self.versions = {name: version(name) for name in ("uvloop", "msgpack")}
         self._sockets = [_fork_server() for _ in range(procs)]
         self._clients: list[_Client] = []
 
@@ -132,8 +136,19 @@ class System:
             sock.close()
 
     async def call(self, count: int) -> Samples:
+        return {"call": await self._echo(count)}
+
+    async def actor_to_actor(self, count: int) -> Samples:
+        """The same echo, in turns with the workload that it stands beside."""
+        return {"actor_to_actor": await self._echo(count)}
+
+    async def call_def(self, count: int) -> Samples:
+        """The same."""
+        return {"call_def": await self._echo(count)}
+
+    async def _echo(self, count: int) -> list[float]:
         client = (await self._connected())[0]
-        return {"call": await time_calls(count, client.call, warm_up=count // 10)}
+        return await time_calls(count, client.call, warm_up=count // 10)
 
     async def mesh(self, count: int) -> Samples:
         clients = await self._connected()
@@ -171,7 +186,7 @@ class System:
         loop = asyncio.get_running_loop()
         samples = []
         for _ in range(count):
-            process = subprocess.Popen(["sleep", "60"])
+            process = _sleeper()
             descriptor = os.pidfd_open(process.pid)
             ended = loop.create_future()
             loop.add_reader(descriptor, lambda ended=ended: ended.done() or ended.set_result(None))  # type: ignore[misc]

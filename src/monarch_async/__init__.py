@@ -36,8 +36,10 @@ from monarch_async.procs import ProcMesh, this_proc
 from monarch_async.shape import Extent, Point, Shape
 from monarch_async.supervise import unhandled_fault_hook
 from monarch_async.value_mesh import ValueMesh
+from monarch_async.workers import TLS, attach_to_workers, run_worker_loop_forever
 
 __all__ = [
+    "TLS",
     "Actor",
     "ActorDied",
     "ActorError",
@@ -70,6 +72,7 @@ __all__ = [
     "ValueMesh",
     "VersionMismatch",
     "as_endpoint",
+    "attach_to_workers",
     "concurrent_endpoint",
     "configure",
     "context",
@@ -77,6 +80,7 @@ __all__ = [
     "current_rank",
     "current_size",
     "endpoint",
+    "run_worker_loop_forever",
     "shutdown",
     "shutdown_context",
     "this_host",

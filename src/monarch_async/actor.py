@@ -6,15 +6,24 @@ which to a type checker looks like the class itself: its endpoints have the adve
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import logging
+import sys
+import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
 
+from monarch_async._core.binding import compile_binder
+from monarch_async._core.codec import dumps_whole, loads
 from monarch_async._core.events import Failure as MeshFailure
 from monarch_async._runtime.context import ASYNC, SYNC, Handler, Message
 from monarch_async._runtime.thread import ActorThread
-from monarch_async.endpoint import EndpointDefinition, definitions_of
+from monarch_async.endpoint import Binder, EndpointDefinition, check_names, definitions_of
+from monarch_async.future import Future
 from monarch_async.port import ResponsePort
 from monarch_async.shape import MeshOps
 
@@ -26,14 +35,17 @@ if TYPE_CHECKING:
         """What a mesh of actors has beside its endpoints, for type checkers: `spawn` is said to return the class."""
 
         def __await__(self) -> Generator[Any, None, Self]: ...
-        async def stop(self, reason: str = "") -> None: ...
+        def stop(self, reason: str = "") -> Future[None]: ...
         async def __aenter__(self) -> Self: ...
         async def __aexit__(self, *exc: object) -> None: ...
         @property
-        def initialized(self) -> Any: ...
+        def initialized(self) -> Future[Self]: ...
 
 else:
     _MeshFace = object
+
+
+_MESH_NAMES = frozenset(name for name in dir(MeshOps) if not name.startswith("_")) | {"stop", "initialized", "logger"}
 
 
 class Actor(_MeshFace):
@@ -45,6 +57,10 @@ class Actor(_MeshFace):
       otherwise this actor fails too.
     * ``__cleanup__(self, exc: BaseException | None)``: the actor is stopped, or failed of `exc`.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_names(cls, _MESH_NAMES)
 
     def __supervise__(self, failure: MeshFailure) -> Any:
         return False
@@ -66,7 +82,9 @@ class ActorBehavior:
         self.threaded = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpack_behavior, (self.cls, self.args, self.kwargs)
+        if importable(self.cls):
+            return _unpack_behavior, (self.cls, self.args, self.kwargs)
+        return _unpack_by_value, (class_by_value(self.cls), self.args, self.kwargs)
 
     def construct(self) -> Any:
         return self.cls(*self.args, **self.kwargs)
@@ -94,6 +112,42 @@ async def _run(function: Callable[..., Any], args: tuple[Any, ...], thread: Acto
     return await result if inspect.isawaitable(result) else result
 
 
+def importable(cls: type) -> bool:
+    """Whether other processes can import the class by its name, instead of being sent its code."""
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return cls.__module__ != "__main__" and found is cls
+
+
+_by_value: dict[type, bytes] = {}
+_from_value: OrderedDict[bytes, type] = OrderedDict()
+_KEPT = 256
+
+
+def class_by_value(cls: type) -> bytes:
+    """The code of a class. Actors that are spawned in one turn of the loop share it: making it costs many times what spawning does.
+
+    It is compressed, so that the codec does not take it for a reference to ``__main__``.
+    """
+    code = _by_value.get(cls)
+    if code is None:
+        code = zlib.compress(dumps_whole(cls), 1)
+        with contextlib.suppress(RuntimeError):  # no loop runs here: a thread, which does without
+            asyncio.get_running_loop().call_soon(_by_value.pop, cls, None)
+            _by_value[cls] = code
+    return code
+
+
+def _unpack_by_value(code: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ActorBehavior:
+    cls = _from_value.get(code)
+    if cls is None:
+        cls = _from_value[code] = loads(zlib.decompress(code))
+        if len(_from_value) > _KEPT:
+            _from_value.popitem(last=False)
+    return _unpack_behavior(cls, args, kwargs)
+
+
 _handlers: dict[type, tuple[Mapping[str, Handler], bool]] = {}
 
 
@@ -114,7 +168,7 @@ def prepare(behavior: ActorBehavior) -> ActorBehavior:
 def _handlers_of(cls: type) -> tuple[Mapping[str, Handler], bool]:
     """Handlers by name; and whether all endpoints are synchronous, so that the constructor belongs in the actor's thread too.
 
-    Plain methods are there under ``name()``, for `as_endpoint`.
+    Plain methods are there under ``name()`` and, answering through a port, ``name(port)``, for `as_endpoint`.
     """
     definitions = definitions_of(cls)
     handlers = {name: definition.handler for name, definition in definitions.items()}
@@ -122,7 +176,9 @@ def _handlers_of(cls: type) -> tuple[Mapping[str, Handler], bool]:
     for name in dir(cls):
         function = inspect.getattr_static(cls, name)
         if inspect.isfunction(function) and not name.startswith("__"):
-            handlers[f"{name}()"] = Handler(function, ASYNC if inspect.iscoroutinefunction(function) else SYNC)
+            kind = ASYNC if inspect.iscoroutinefunction(function) else SYNC
+            handlers[f"{name}()"] = Handler(function, kind)
+            handlers[f"{name}(port)"] = Handler(function, kind, explicit_port=True)
     return handlers, threaded
 
 
@@ -132,4 +188,20 @@ def check_class(cls: Any) -> dict[str, EndpointDefinition[..., Any]]:
         raise TypeError(f"spawn takes a class and the arguments to construct it with, not {cls!r}: the instance is made in the process")
     if not issubclass(cls, Actor):
         raise TypeError(f"{cls.__qualname__} is no Actor: derive it from monarch_async.Actor")
-    return definitions_of(cls)
+    definitions = definitions_of(cls)
+    for definition in definitions.values():
+        definition.binder  # noqa: B018  # raises for a method that lacks `self`, or the port
+    return definitions
+
+
+_constructors: WeakKeyDictionary[type, Binder | None] = WeakKeyDictionary()
+
+
+def check_arguments(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """`TypeError` if the class can't be constructed with these arguments."""
+    if cls not in _constructors:
+        initialize = inspect.getattr_static(cls, "__init__")
+        _constructors[cls] = compile_binder(initialize) if inspect.isfunction(initialize) else None
+    bind = _constructors[cls]
+    if bind is not None:
+        bind(*args, **kwargs)

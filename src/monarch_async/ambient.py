@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextvars
 import threading
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from monarch_async._runtime.client import Client
@@ -22,15 +23,17 @@ from monarch_async._runtime.loops import new_event_loop
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.errors import UsageError
 from monarch_async.options import Options
-from monarch_async.supervise import call_unhandled_fault_hook
+from monarch_async.supervise import MeshFailure, call_unhandled_fault_hook
 
-__all__ = ["configure", "current_runtime", "run_on", "shutdown", "shutdown_context"]
+__all__ = ["configure", "current_runtime", "on_loop", "run_on", "shutdown", "shutdown_context"]
 
 T = TypeVar("T")
 
 _options = Options()
-_lock = threading.RLock()
+_clients_lock = threading.Lock()
 _clients: dict[asyncio.AbstractEventLoop, Client] = {}
+# Another lock than that of `_clients`: whoever holds it waits for the new loop's thread, which enters its client there.
+_background_lock = threading.Lock()
 _background: _BackgroundLoop | None = None
 
 
@@ -59,7 +62,7 @@ def client_of(runtime: Runtime) -> Client | None:
 
 
 def _start_here(loop: asyncio.AbstractEventLoop) -> Client:
-    with _lock:
+    with _clients_lock:
         _forget_closed_loops()
         client = Client(_options)
         client.runtime.unhandled = call_unhandled_fault_hook
@@ -77,10 +80,15 @@ async def _guard(client: Client) -> None:
 
 
 async def _close(client: Client) -> None:
+    client.runtime.unhandled = _ignore  # what ends now does so on purpose
     try:
         await client.close()
     finally:
         _clients.pop(client.runtime.loop, None)
+
+
+def _ignore(failure: MeshFailure) -> None:
+    """The program is over."""
 
 
 def _forget_closed_loops() -> None:
@@ -122,7 +130,7 @@ def shutdown_context() -> ShuttingDown:
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        with _lock:
+        with _background_lock:
             background, _background = _background, None
         if background is not None:
             background.stop()
@@ -152,10 +160,22 @@ class _BackgroundLoop:
 
 def _background_loop() -> _BackgroundLoop:
     global _background
-    with _lock:
+    with _background_lock:
         if _background is None:
             _background = _BackgroundLoop()
         return _background
+
+
+def on_loop(runtime: Runtime, function: Callable[[], T]) -> T:
+    """Run a function in the runtime's thread, and wait for it; with the context of the handler that asks."""
+    if threading.get_ident() == runtime.thread:
+        return function()
+    context = contextvars.copy_context()
+
+    async def run() -> T:
+        return context.run(function)
+
+    return run_on(runtime.loop, run())
 
 
 def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
@@ -171,7 +191,7 @@ def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], t
 
 
 def _at_exit() -> None:
-    with _lock:
+    with _background_lock:
         background = _background
     if background is not None:
         background.stop()

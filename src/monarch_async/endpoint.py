@@ -8,7 +8,7 @@ is sent. On the actor itself, ``self.method`` is the plain method.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from monarch_async._core.binding import compile_binder
@@ -19,7 +19,7 @@ from monarch_async.port import Port
 from monarch_async.sent import Sent, Stream
 from monarch_async.value_mesh import ValueMesh
 
-__all__ = ["Endpoint", "EndpointDefinition", "concurrent_endpoint", "endpoint"]
+__all__ = ["Endpoint", "EndpointDefinition", "check_names", "concurrent_endpoint", "definitions_of", "endpoint"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,6 +30,8 @@ Binder = Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
 class EndpointDefinition(Generic[P, R_co]):
     """A method that was marked as an endpoint."""
 
+    name: str
+
     def __init__(self, function: Any, *, concurrent: bool = False, explicit_response_port: bool = False) -> None:
         if isinstance(function, EndpointDefinition):
             raise TypeError(f"{function.name} is an endpoint already: mark it once")
@@ -37,6 +39,10 @@ class EndpointDefinition(Generic[P, R_co]):
             raise TypeError(f"an endpoint is a method with 'self', not {function!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(f"{function.__qualname__} is a generator: return a value, or send parts through a Port")
+        if concurrent and not inspect.iscoroutinefunction(function):
+            raise TypeError(
+                f"{function.__qualname__} can't be concurrent: only async def overlaps, in the actor's thread one call follows the other"
+            )
         self.function = function
         self.name = function.__name__
         self.concurrent = concurrent
@@ -44,6 +50,10 @@ class EndpointDefinition(Generic[P, R_co]):
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         self._binder: Binder | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A class that is sent by value takes its endpoints along: their functions, and nothing that is made from those."""
+        return _define, (self.function, self.concurrent, self.explicit_response_port)
 
     @property
     def binder(self) -> Binder:
@@ -65,6 +75,10 @@ class EndpointDefinition(Generic[P, R_co]):
         if instance is None:
             return self
         return self.function.__get__(instance, owner)
+
+
+def _define(function: Any, concurrent: bool, explicit_response_port: bool) -> EndpointDefinition[..., Any]:
+    return EndpointDefinition(function, concurrent=concurrent, explicit_response_port=explicit_response_port)
 
 
 class Endpoint(Generic[P, R_co]):
@@ -156,6 +170,14 @@ class _ExplicitDecorator(Protocol):
     def __call__(self, function: Callable[Concatenate[Any, Port[R], P], Awaitable[None]], /) -> EndpointDefinition[P, R]: ...
     @overload
     def __call__(self, function: Callable[Concatenate[Any, Port[R], P], None], /) -> EndpointDefinition[P, R]: ...
+
+
+def check_names(cls: type, taken: Collection[str]) -> None:
+    """`TypeError` if an endpoint of the class could not be reached through a mesh, whose own names are `taken`."""
+    for name in definitions_of(cls):
+        if name.startswith("_") or name in taken:
+            why = "it is private" if name.startswith("_") else "a mesh has something of its own by it"
+            raise TypeError(f"{cls.__qualname__}.{name}: {name!r} can't be the name of an endpoint: {why}; call it something else")
 
 
 def definitions_of(cls: type) -> dict[str, EndpointDefinition[..., Any]]:

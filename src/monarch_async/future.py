@@ -7,21 +7,21 @@ work as usual. What it adds: cancelling it cancels the handler at the other end,
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from monarch_async._runtime.context import Message, current_message
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.runtime import Runtime
-from monarch_async.errors import ActorError, CallTimeout, UsageError
+from monarch_async.ambient import on_loop
+from monarch_async.errors import ActorDied, ActorError, CallTimeout, UsageError
 from monarch_async.shape import Point, Shape
 from monarch_async.value_mesh import ValueMesh
 
-__all__ = ["Future", "MeshFuture"]
+__all__ = ["Future", "MeshFuture", "as_future"]
 
 R = TypeVar("R")
 _log = logging.getLogger("monarch_async")
@@ -35,6 +35,7 @@ class Future(asyncio.Future[R]):
     lane: Lane | LocalLane | None = None
     request = 0
     awaited_by: Message | None = None
+    keeps: Any = None  # what has to live until this is done
     _timer: asyncio.TimerHandle | None = None
 
     # What the runtime calls.
@@ -50,6 +51,9 @@ class Future(asyncio.Future[R]):
             self.set_exception(error if not isinstance(error, StopIteration) else RuntimeError(str(error)))
         else:
             _report_late(error)
+
+    def futures(self) -> Sequence[asyncio.Future[Any]]:
+        return (self,)
 
     def expire_after(self, timeout: float, what: str) -> None:
         """Fail with `CallTimeout` unless the answer comes within so many seconds."""
@@ -86,43 +90,26 @@ class Future(asyncio.Future[R]):
 
         Raises `UsageError` in the thread of the runtime's loop, which must not block: `await` it there.
         """
+        if self.done():
+            return self.result()
         if threading.get_ident() == self.runtime.thread:
-            if self.done():
-                return self.result()
             raise UsageError("Future.get() would block the event loop that has to bring the answer: use 'await' here")
         there = threading.Event()
-        handler = current_message.get()
-
-        def watch() -> None:
-            if handler is not None:
-                self._awaited(handler)
-            asyncio.Future.add_done_callback(self, lambda _: there.set())
-
-        self.runtime.loop.call_soon_threadsafe(watch)
-        if not there.wait(timeout):
-            raise TimeoutError(f"no answer within {timeout:g} s")
+        self.awaited_by = current_message.get()
+        self.runtime.loop.call_soon_threadsafe(self.add_done_callback, lambda _: there.set())
+        try:
+            if not there.wait(timeout):
+                raise TimeoutError(f"no answer within {timeout:g} s")
+        finally:
+            self.awaited_by = None
         return self.result()
 
     def as_asyncio(self) -> asyncio.Future[R]:
         """This very future: it is one of asyncio's."""
         return self
 
-    def add_done_callback(self, fn: Callable[[Self], object], /, *, context: contextvars.Context | None = None) -> None:
-        """As in asyncio. Whoever awaits comes by here, so this is where waiting in a circle is noticed."""
-        handler = current_message.get()
-        if handler is not None and handler.number and not self.done():
-            # The wake-up of a task is a method of it; gather and wait hand in functions of asyncio's, from the task that waits.
-            task = getattr(fn, "__self__", None)
-            own = handler.task or handler.cell.task
-            if task is own or (getattr(fn, "__module__", None) == "asyncio.tasks" and asyncio.current_task() is own):
-                self._awaited(handler)
-        super().add_done_callback(fn, context=context)
-
-    def _awaited(self, handler: Message) -> None:
-        """A plain handler is suspended on this now."""
-        self.awaited_by = handler
-        if handler.cell is not None and handler.cell.suspects:
-            handler.cell.look_for_deadlock()
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Future stays where it was made: await it and send the result, or send a Port for it to be sent to")
 
 
 class MeshFuture(Future[ValueMesh[R]]):
@@ -179,5 +166,23 @@ def _report_late(error: BaseException) -> None:
     """An error for which nobody waits any more: not that the handler was cancelled, but what went wrong in its doing so."""
     if isinstance(error, ActorError) and error.type_name in _QUIET:
         return
-    if not isinstance(error, asyncio.CancelledError):
+    if not isinstance(error, (asyncio.CancelledError, CallTimeout, ActorDied)):
         _log.error("a handler failed after its call was given up: %s", error)
+
+
+def as_future(runtime: Runtime, awaitable: Awaitable[R]) -> Future[R]:
+    """A `Future` of what is awaited in the runtime's loop from now on."""
+    future: Future[R] = Future(loop=runtime.loop)
+    future.runtime = runtime
+
+    async def wait() -> None:
+        try:
+            future.settle(0, await awaitable)
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+        except Exception as error:
+            future.fail(0, error)
+
+    on_loop(runtime, lambda: runtime.tasks.start(wait(), name="waiting"))
+    return future

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
-from monarch_async._core.events import Identity
+from monarch_async._core.codec import format_error
+from monarch_async._core.events import Failure, Identity
 from monarch_async._runtime.agent import SpawnRequest
+from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask
-from monarch_async.ambient import client_of, current_runtime
-from monarch_async.errors import UsageError
+from monarch_async._runtime.service import ask, tell
+from monarch_async.ambient import client_of, current_runtime, on_loop
+from monarch_async.errors import SpawnError, UsageError
+from monarch_async.future import Future, as_future
 from monarch_async.ids import ProcAddress, new_uid
-from monarch_async.mesh import owner_of_new_meshes
-from monarch_async.procs import ProcMesh, ProcsLifetime, check_not_stopping, on_loop
+from monarch_async.mesh import UNOBSERVED, owner_of_new_meshes
+from monarch_async.procs import ProcMesh, ProcsLifetime, check_not_stopping
 from monarch_async.shape import Extent, MeshOps, Point, Shape
 
 __all__ = ["HostMesh", "this_host"]
@@ -67,7 +70,8 @@ class HostMesh(MeshOps):
             preload: modules to import once, and share, before processes are forked: ``("torch",)``.
             cwd: the directory to run in.
 
-        Errors of the start are raised when the mesh is awaited: `SpawnError` when a process can't be started.
+        Errors of the start are raised when the mesh is awaited, and then no process is left: `SpawnError` for one that can't be started or does not
+        answer within the option `start_timeout`, the error of a bootstrap that raised. Raises `TypeError` and `UsageError` for arguments that can't be.
         """
         runtime = self._runtime
         inner = Extent.of(**dict(per_host or {}))
@@ -94,6 +98,8 @@ class HostMesh(MeshOps):
         name = name or f"procs{next(runtime.numbers)}"
         check_not_stopping(runtime, owner[1], name)
         size = extent.nelements
+        if not size:
+            raise UsageError(f"{name} would have no processes: every dimension of per_host must be at least 1, not {dict(inner)}")
         agents, addresses, requests = [], [], []
         hosts = [self._agents[base] for base in self._mesh_shape.ranks()]
         for rank in range(size):
@@ -107,8 +113,7 @@ class HostMesh(MeshOps):
                     address,
                     size,
                     runtime.me,
-                    runtime.client,
-                    dict(env(point) if callable(env) else env or {}),
+                    _environment(env, point),
                     cwd or (os.getcwd() if agent.host == runtime.me.host else None),
                     tuple(path for path in sys.path if path),
                     preload,
@@ -118,13 +123,28 @@ class HostMesh(MeshOps):
         mesh = ProcMesh(runtime, name, addresses, agents, Shape(extent))
         lifetime = mesh._lifetime = ProcsLifetime(runtime, addresses, agents, owner[1], name)
         for address in addresses:
-            runtime.ownership.own(address.uid, owner[1], Identity(name, "", address.rank))
-        lifetime.starting = runtime.tasks.start(_start(runtime, agents, addresses, requests, bootstrap), name=f"starting {name}")
-        lifetime.starting.add_done_callback(lambda done: done.cancelled() or done.exception())
+            runtime.ownership.own(address.uid, owner[1], 0, Identity(name, "", address.rank))
+        start = _start(runtime, agents, addresses, requests, bootstrap)
+        lifetime.starting = runtime.loop.create_future()
+        lifetime.starting.add_done_callback(lambda done: _started(runtime, lifetime, owner[1], addresses[0], done))
+        runtime.tasks.start(_settle(runtime, start, addresses, lifetime.starting), name=f"starting {name}")
         cell = runtime.cells.get(owner[1])
         if cell is not None:
-            cell.owned.append(lifetime.stop)
+            cell.owned[lifetime] = lifetime.stop
         return mesh
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Wait until all hosts can be used. Raises what `attach_to_workers` says, `SpawnError` if this host's agent could not be started."""
+        client = client_of(self._runtime)
+        if client is not None:
+            yield from client.ready().__await__()
+            yield from client.attached([self._agents[base] for base in self._mesh_shape.ranks()]).__await__()
+        return self
+
+    @property
+    def initialized(self) -> Future[HostMesh]:
+        """Monarch's way to wait; the same as awaiting the mesh, as a future with `get`."""
+        return as_future(self._runtime, _ready(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _host_mesh, (tuple(self._agents[base] for base in self._mesh_shape.ranks()), self.extent)
@@ -135,6 +155,17 @@ class HostMesh(MeshOps):
 
 def _host_mesh(agents: tuple[ProcAddress, ...], extent: Extent) -> HostMesh:
     return HostMesh(current_runtime(), agents, Shape(extent))
+
+
+def _environment(env: Environment | None, point: Point) -> dict[str, str | None]:
+    """The variables of one process. Raises `TypeError` for what is no mapping of strings."""
+    chosen = dict((env(point) if callable(env) else env) or {})
+    for name, value in chosen.items():
+        if not isinstance(name, str) or not isinstance(value, str | None):
+            raise TypeError(f"env maps names to strings, or to None to remove them; not {name!r} to {value!r}")
+        if not name or "=" in name or "\0" in name or "\0" in (value or ""):
+            raise UsageError(f"{name!r}={value!r} can't be an environment variable: no '=' in names, no NUL in either, no empty name")
+    return chosen
 
 
 def _cpus(proc_bind: Binding | None, point: Point, index: int) -> frozenset[int] | None:
@@ -157,27 +188,83 @@ async def _start(
     requests: Sequence[SpawnRequest],
     bootstrap: Callable[[], Any] | None,
 ) -> None:
-    """Have every host start its processes, run the bootstrap in each, and wait until all answer."""
+    """Have every host start its processes, run the bootstrap in each, and wait until all answer. Whatever goes wrong, none is left then."""
     client = client_of(runtime)
-    if client is not None:
-        await client.ready()
     by_agent: dict[ProcAddress, list[SpawnRequest]] = {}
     for agent, request in zip(agents, requests, strict=True):
         by_agent.setdefault(agent, []).append(request)
-    started = [ask(runtime, agent, "spawn_procs", theirs) for agent, theirs in by_agent.items()]
-    if bootstrap is not None:
-        answers = [ask(runtime, address, "bootstrap", bootstrap) for address in addresses]
-    else:
-        answers = [ask(runtime, address, "ping") for address in addresses]
+    limit = runtime.options.start_timeout
+    answers: list[asyncio.Future[Any]] = []
     try:
-        await asyncio.gather(*started)
-        async with asyncio.timeout(runtime.options.start_timeout):
+        if client is not None:
+            await client.ready()
+            await client.attached(by_agent)
+        async with asyncio.timeout(limit):
+            started = [ask(runtime, agent, "spawn_procs", theirs) for agent, theirs in by_agent.items()]
+            if bootstrap is not None:
+                answers = [ask(runtime, address, "bootstrap", bootstrap) for address in addresses]
+            else:
+                answers = [ask(runtime, address, "ping") for address in addresses]
+            await asyncio.gather(*started)
             await asyncio.gather(*answers)
-    except TimeoutError:
-        late = [str(address) for address, answer in zip(addresses, answers, strict=True) if not answer.done()]
-        raise TimeoutError(
-            f"{', '.join(late)} did not answer within the option start_timeout={runtime.options.start_timeout:g} s"
-        ) from None
+    except BaseException as error:
+        for agent, theirs in by_agent.items():
+            tell(runtime, agent, "kill_procs", [request.me.uid for request in theirs])
+        if not isinstance(error, TimeoutError):
+            raise
+        late = [address for address, answer in zip(addresses, answers, strict=True) if not answer.done()]
+        text = f"{', '.join(map(str, late))} did not answer within the option start_timeout={limit:g} s"
+        raise SpawnError(text) from None
+
+
+async def _settle(
+    runtime: Runtime, start: Coroutine[Any, Any, None], addresses: Sequence[ProcAddress], outcome: asyncio.Future[None]
+) -> None:
+    """Wait for a start. The end of a process meanwhile is for those who wait for it, and no failure to be told to its owner."""
+    starting = {address.uid for address in addresses}
+
+    def release(peer: Peer) -> None:
+        if peer.address.uid in starting:
+            runtime.ownership.release(peer.address.uid)
+
+    runtime.on_peer_gone.insert(0, release)
+    try:
+        await start
+    except asyncio.CancelledError:
+        outcome.cancel()
+        raise
+    except Exception as error:
+        for uid in starting:
+            runtime.ownership.release(uid)
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(None)
+    finally:
+        runtime.on_peer_gone.remove(release)
+
+
+def _started(runtime: Runtime, lifetime: ProcsLifetime, owner: int, first: ProcAddress, start: asyncio.Future[None]) -> None:
+    """A start has ended; if it failed and nobody asks for the outcome, its owner is told."""
+    error = None if start.cancelled() else start.exception()
+    if error is None:
+        return
+
+    def tell_owner() -> None:
+        if not lifetime.awaited and not runtime.closing and runtime.stopping is None:
+            type_name, text, story = format_error(error)
+            kind = type_name.rpartition(".")[2]
+            name = first.name
+            failure = Failure(name, "", (0,), f"{kind} while it was started: {text}", error=type_name, traceback=story, meshes=(name,))
+            runtime.ownership.own(first.uid, owner, 0, Identity(name, "", 0))
+            tell(runtime, runtime.me, "failed", owner, failure, first.uid, 0)
+            runtime.ownership.release(first.uid)
+
+    runtime.loop.call_later(UNOBSERVED, tell_owner)
+
+
+async def _ready(hosts: HostMesh) -> HostMesh:
+    await hosts
+    return hosts
 
 
 def this_host() -> HostMesh:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_async._runtime.cell import Cell
-from monarch_async._runtime.context import Message, constructing, current_message
+from monarch_async._runtime.context import Message, current_cell, current_message
 from monarch_async.ambient import current_runtime
 from monarch_async.errors import UsageError
 from monarch_async.procs import ProcMesh, this_proc
@@ -84,7 +84,7 @@ class Context:
 def context() -> Context:
     """Where this code runs. Outside an actor it is the program itself, called ``client``."""
     message = current_message.get()
-    cell: Cell | None = message.cell if message is not None else constructing.get()
+    cell: Cell | None = message.cell if message is not None else current_cell.get()
     if cell is None:
         runtime = current_runtime()
         me = runtime.me

@@ -7,25 +7,31 @@ whole mesh can be stopped.
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, Self, cast
+from collections.abc import Generator, Sequence
+from typing import Any, Self, TypeVar, cast
 
 from monarch_async._core.binding import compile_binder
-from monarch_async._core.events import Identity
-from monarch_async._runtime.context import constructing, current_message
+from monarch_async._core.codec import format_error
+from monarch_async._core.events import Failure, Identity
+from monarch_async._runtime.context import current_cell, current_message
 from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask_many
+from monarch_async._runtime.service import ask_many, tell
+from monarch_async.actor import importable
 from monarch_async.ambient import current_runtime
 from monarch_async.endpoint import Endpoint, definitions_of
-from monarch_async.errors import UsageError
-from monarch_async.future import MeshFuture
+from monarch_async.errors import ActorDied, ActorError, UsageError
+from monarch_async.future import Future, MeshFuture, as_future
 from monarch_async.ids import ProcAddress
 from monarch_async.sending import MeshEndpoint, Target
-from monarch_async.shape import Extent, MeshOps, Shape
+from monarch_async.shape import Extent, MeshOps, Point, Shape
 
 __all__ = ["ActorMesh", "as_endpoint"]
+
+M = TypeVar("M", bound="ActorMesh")
+
+UNOBSERVED = 1.0
+"""Seconds that a constructor's error waits for somebody to await the mesh before the owner is told."""
 
 
 class ActorMesh(MeshOps):
@@ -136,18 +142,18 @@ class ActorMesh(MeshOps):
         return future
 
     @property
-    def initialized(self) -> Awaitable[Self]:
-        """Monarch's way to wait for the constructors; the same as awaiting the mesh, as a task."""
-        return asyncio.ensure_future(_identity(self))
+    def initialized(self) -> Future[Self]:
+        """Monarch's way to wait for the constructors; the same as awaiting the mesh, as a future with `get`."""
+        return as_future(self._runtime, _ready(self))
 
-    async def stop(self, reason: str = "") -> None:
+    def stop(self, reason: str = "") -> Future[None]:
         """Stop every member: cancel what runs, drop what is queued, clean up. A second stop does nothing.
 
         Raises `UsageError` unless this is the whole mesh as `spawn` returned it: only the owner stops a mesh.
         """
         if self._lifetime is None:
             raise UsageError(f"{self._name} can be stopped only by its owner, and only as a whole: this is a slice or a reference")
-        await self._lifetime.stop(reason)
+        return as_future(self._runtime, self._lifetime.stop(reason))
 
     async def __aenter__(self) -> Self:
         await self
@@ -197,38 +203,78 @@ def wire_rank(index: int, extent: Extent, spawned: Extent) -> Any:
     return [index, list(extent.labels), list(extent.sizes)]
 
 
-def importable(cls: type) -> bool:
-    """Whether other processes can import the class by its name, instead of being sent its code."""
-    module = sys.modules.get(cls.__module__)
-    found: Any = module
-    for part in cls.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return cls.__module__ != "__main__" and found is cls
-
-
 class Lifetime:
-    """What the owner of a mesh of actors holds: when it is up, and how to stop it."""
+    """What the owner of a mesh of actors holds: when it is up, and how to stop it.
 
-    def __init__(self, runtime: Runtime, key: int, name: str, addresses: Sequence[ProcAddress], owner: int) -> None:
+    A constructor's error belongs to who awaits the mesh. Where nobody has within `UNOBSERVED` seconds, it is a failure like any other.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        key: int,
+        name: str,
+        class_name: str,
+        addresses: Sequence[ProcAddress],
+        owner: int,
+        ready: MeshFuture[None],
+    ) -> None:
         self._runtime = runtime
         self._key = key
         self._name = name
+        self._class_name = class_name
         self._addresses = addresses
         self._owner = owner
-        self.ready: MeshFuture[None] | None = None
-        self.awaited = False
+        self._ready = ready
+        self._awaited = False
         self._stopping: asyncio.Task[None] | None = None
+        for rank, address in enumerate(addresses):
+            runtime.ownership.own(address.uid, owner, key, Identity(name, class_name, rank))
+        cell = runtime.cells.get(owner)
+        if cell is not None:
+            cell.owned[self] = self.stop
+        ready.add_done_callback(self._constructed)
 
-    def own(self, identity: Callable[[int], Identity]) -> None:
-        """The owner hears of the end of any process that a member is in."""
-        for rank, address in enumerate(self._addresses):
-            self._runtime.ownership.own(address.uid, self._owner, identity(rank))
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody has asked for the outcome."""
+        return self._awaited
 
     async def wait(self) -> None:
         """Until every member is constructed."""
-        self.awaited = True
-        assert self.ready is not None
-        await asyncio.shield(self.ready)
+        self._awaited = True
+        await asyncio.shield(self._ready)
+
+    def _constructed(self, ready: asyncio.Future[Any]) -> None:
+        error = None if ready.cancelled() else ready.exception()
+        # The end of its process, or of itself, is told by other ways.
+        if error is not None and not self._awaited and not isinstance(error, ActorDied):
+            self._runtime.tasks.start(self._leave_unobserved(error), name=f"error of {self._name}")
+
+    async def _leave_unobserved(self, error: BaseException) -> None:
+        try:
+            await asyncio.sleep(UNOBSERVED)
+        except asyncio.CancelledError:
+            if not self._awaited and self._stopping is None:
+                self._runtime.log.error("the program ended before anybody awaited %s, whose constructor failed: %s", self._name, error)
+            raise
+        if self._awaited:
+            return
+        type_name, text, story = format_error(error)
+        if isinstance(error, ActorError) and error.type_name:
+            type_name, text, story = error.type_name, error.text, error.remote_traceback
+        ranks = [point.rank for point in getattr(error, "errors", ()) if isinstance(point, Point)] or [0]
+        failure = Failure(
+            mesh=self._name,
+            class_name=self._class_name,
+            ranks=tuple(sorted(ranks)),
+            reason=f"{type_name.rpartition('.')[2]} in __init__: {text}",
+            endpoint="__init__",
+            error=type_name,
+            traceback=story,
+            meshes=(self._name,),
+        )
+        tell(self._runtime, self._runtime.me, "failed", self._owner, failure, self._addresses[ranks[0]].uid, self._key)
 
     async def stop(self, reason: str) -> None:
         if self._stopping is None:
@@ -238,20 +284,27 @@ class Lifetime:
     async def _stop(self, reason: str) -> None:
         runtime = self._runtime
         for address in self._addresses:
-            runtime.ownership.disown(address.uid, self._owner, self._name)
-        alive = [address for address in self._addresses if address.uid == runtime.me.uid or runtime.peer(address).evidence is None]
-        if alive:
+            runtime.ownership.disown(address.uid, self._owner, self._key)
+        ranks = [rank for rank, address in enumerate(self._addresses) if not self._is_gone(address)]
+        if ranks:
             answers = MeshFuture[None](loop=runtime.loop)
             answers.runtime = runtime
-            ranks = list(range(len(alive)))
-            requests = [next(runtime.requests) for _ in alive]
-            answers.expect(Shape.of(procs=len(alive)), [None] * len(alive), requests, keep_errors=True)
-            ask_many(runtime, alive, "stop", (self._key, reason), answers, ranks, requests)
+            requests = [next(runtime.requests) for _ in ranks]
+            answers.expect(Shape.of(procs=len(ranks)), [None] * len(ranks), requests, keep_errors=True)
+            ask_many(runtime, [self._addresses[rank] for rank in ranks], "stop", (self._key, reason), answers, ranks, requests)
             await answers
+        owner = runtime.cells.get(self._owner)
+        if owner is not None:
+            owner.owned.pop(self, None)
+
+    def _is_gone(self, address: ProcAddress) -> bool:
+        peer = self._runtime.peers.get(address.uid)
+        return peer is not None and peer.evidence is not None
 
 
-async def _identity(mesh: Any) -> Any:
-    return await mesh
+async def _ready(mesh: M) -> M:
+    await mesh
+    return mesh
 
 
 class NotAnEndpoint:
@@ -266,17 +319,22 @@ class NotAnEndpoint:
 
 
 def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint[..., Any]:
-    """Call a plain method of an actor class as if it were an endpoint: ``as_endpoint(mesh.method).call_one(…)``."""
+    """Call a plain method of an actor class as if it were an endpoint: ``as_endpoint(mesh.method).call_one(…)``.
+
+    Raises `TypeError` for anything but a method reached through a mesh whose class is known here.
+    """
     if isinstance(method, Endpoint):
         return method
     if not isinstance(method, NotAnEndpoint):
         raise TypeError(f"as_endpoint takes a method reached through a mesh of actors, not {method!r}")
     function = getattr(method.mesh._cls, method.name)
-    return cast("Endpoint[..., Any]", MeshEndpoint(method.mesh._target, f"{method.name}()", compile_binder(function, 1)))
+    if explicit_response_port:
+        return cast("Endpoint[..., Any]", MeshEndpoint(method.mesh._target, f"{method.name}(port)", compile_binder(function, 2)))
+    return cast("Endpoint[..., Any]", MeshEndpoint(method.mesh._target, f"{method.name}()", compile_binder(function)))
 
 
 def owner_of_new_meshes(runtime: Runtime) -> tuple[ProcAddress, int]:
     """Who owns what is spawned here: the actor whose handler, or constructor, this is, or the program."""
     message = current_message.get()
-    cell = message.cell if message is not None else constructing.get()
+    cell = message.cell if message is not None else current_cell.get()
     return runtime.me, cell.key if cell is not None else 0

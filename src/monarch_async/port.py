@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from monarch_async._core.codec import copy_value, dumps, is_plain
 from monarch_async._core.events import Evidence
 from monarch_async._core.faults import decode_fault, encode_fault
 from monarch_async._runtime.context import Message, Origin, State
 from monarch_async._runtime.runtime import Runtime
-from monarch_async.ambient import current_runtime
-from monarch_async.errors import ChannelFull, PortClosed
+from monarch_async.ambient import current_runtime, on_loop
+from monarch_async.errors import PortClosed
 from monarch_async.future import Future
 from monarch_async.ids import ProcAddress, new_actor_key
 from monarch_async.sent import Sent
@@ -35,9 +36,10 @@ T_contra = TypeVar("T_contra", contravariant=True)
 class Port(Generic[T_contra]):
     """The sending end. Picklable; usable from any thread of a process that has a runtime."""
 
-    def __init__(self, runtime: Runtime, address: ProcAddress, key: int, rank: int, limit: int) -> None:
+    def __init__(self, runtime: Runtime, address: ProcAddress, key: int, rank: int, limit: int, once: bool = False) -> None:
         self._runtime = runtime
         self._address = address
+        self._once = once  # it takes a single value, so there is nothing to wait for afterwards
         self._key = key
         self._rank = rank
         self._limit = limit
@@ -59,7 +61,7 @@ class Port(Generic[T_contra]):
 
     def with_rank(self, rank: int) -> Self:
         """The same port, whose values say that they come from `rank`."""
-        return type(self)(self._runtime, self._address, self._key, rank, self._limit)
+        return type(self)(self._runtime, self._address, self._key, rank, self._limit, self._once)
 
     def _post(self, function: Callable[..., Sent], *args: Any) -> Sent:
         runtime = self._runtime
@@ -80,33 +82,40 @@ class Port(Generic[T_contra]):
         return sent.result()
 
     def _here(self, value: Any, error: BaseException | None) -> Sent:
-        receive = self._runtime.ports.get(self._key)
+        runtime = self._runtime
+        receive = runtime.ports.get(self._key)
         if receive is None:
             raise PortClosed("the port is closed: its receiver takes nothing more")
-        receive(self._runtime.local, self._rank, value, error, 0)
-        return Sent([])
+        lane = runtime.local_lane(self._key, f"port {self._key:#x}", self._rank, self._limit)
+        lane.check()
+        lane.messages += 1
+        receive(runtime.local, self._rank, value, error, 0)
+        return Sent([] if self._once else [lane])
 
     def _away(self, body: bytes, buffers: list[memoryview], fault: bytes | None) -> Sent:
         runtime = self._runtime
-        lane = runtime.peer(self._address).lane(self._key, f"port {self._key:#x}", self._rank, self._limit, runtime.options.mailbox_bytes)
-        sent = Sent([lane])
+        peer = runtime.peer(self._address)
+        lane = peer.lane(self._key, f"port {self._key:#x}", self._rank, self._limit, runtime.options.mailbox_bytes)
+        sent = Sent([] if self._once else [lane])
         if not lane.push(self._rank, body, buffers, fault):
             sent.fail(runtime, lane, "send")
+        if self._once and not lane.closed:
+            peer.lanes.pop(self._key, None)
         return sent
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _port, (self._address, self._key, self._rank, self._limit)
+        return _port, (self._address, self._key, self._rank, self._limit, self._once)
 
     def __repr__(self) -> str:
         return f"<Port {self._key:#x} of {self._address}>"
 
 
-def _port(address: ProcAddress, key: int, rank: int, limit: int) -> Port[Any]:
-    return Port(current_runtime(), address, key, rank, limit)
+def _port(address: ProcAddress, key: int, rank: int, limit: int, once: bool) -> Port[Any]:
+    return Port(current_runtime(), address, key, rank, limit, once)
 
 
 class PortReceiver(Generic[T]):
-    """The receiving end. Stays in its process."""
+    """The receiving end. Stays in its process. Dropping it closes it, once nothing it was asked for is awaited any more."""
 
     def __init__(self, runtime: Runtime, key: int, limit: int, *, once: bool, ranked: bool) -> None:
         self._runtime = runtime
@@ -116,12 +125,20 @@ class PortReceiver(Generic[T]):
         self._ranked = ranked
         self._arrived: deque[tuple[Origin, int, Any, BaseException | None, int]] = deque()
         self._waiting: deque[Future[T]] = deque()
-        runtime.ports[key] = self._receive
+        sink = weakref.WeakMethod(self._receive)
+
+        def receive(origin: Origin, rank: int, value: Any, error: BaseException | None, size: int) -> None:
+            method = sink()
+            if method is not None:
+                method(origin, rank, value, error, size)
+
+        runtime.ports[key] = receive
 
     def recv(self) -> Future[T]:
         """The next value; `PortClosed` once the receiver is closed and empty. From any thread."""
         future: Future[T] = Future(loop=self._runtime.loop)
         future.runtime = self._runtime
+        future.keeps = self
         if threading.get_ident() == self._runtime.thread:
             self._wait(future)
         else:
@@ -134,14 +151,22 @@ class PortReceiver(Generic[T]):
         return self  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Take nothing more: senders will get `PortClosed`, and what was not received becomes a dead letter."""
-        self._runtime.ports.pop(self._key, None)
-        for _ in self._arrived:
-            self._runtime.dead_letter(f"port {self._key:#x}", "send", Evidence("the port was closed"))
-        self._arrived.clear()
+        """Take nothing more: senders will get `PortClosed`, and what was not received becomes a dead letter. From any thread."""
+        on_loop(self._runtime, self._close)
+
+    def __del__(self) -> None:
+        runtime = getattr(self, "_runtime", None)  # the constructor may have failed
+        if runtime is not None and self._key in runtime.ports and not runtime.loop.is_closed():
+            runtime.loop.call_soon_threadsafe(_drop, runtime, self._key, self._arrived)
+
+    def _close(self) -> None:
+        _drop(self._runtime, self._key, self._arrived)
         for future in self._waiting:
             future.fail(0, PortClosed("the port was closed"))
         self._waiting.clear()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a PortReceiver stays where it was opened: send the Port, and open a Channel where the values are wanted")
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self._values()
@@ -167,18 +192,12 @@ class PortReceiver(Generic[T]):
 
     def _receive(self, origin: Origin, rank: int, value: Any, error: BaseException | None, size: int) -> None:
         if self._once:
-            self._runtime.ports.pop(self._key, None)
+            _forget(self._runtime, self._key)
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
                 self._give(future, origin, rank, value, error, size)
                 return
-        if origin is self._runtime.local and len(self._arrived) >= self._limit:
-            raise ChannelFull(
-                f"{len(self._arrived)} values wait at the port, as many as the option mailbox_messages={self._limit} allows: receive them, or raise it",
-                limit=self._limit,
-                option="mailbox_messages",
-            )
         self._arrived.append((origin, rank, value, error, size))
 
     def _give(self, future: Future[T], origin: Origin, rank: int, value: Any, error: BaseException | None, size: int) -> None:
@@ -187,6 +206,23 @@ class PortReceiver(Generic[T]):
             future.fail(0, error)
         else:
             future.settle(0, (rank, value) if self._ranked else value)
+
+
+def _forget(runtime: Runtime, key: int) -> None:
+    """A port takes nothing more."""
+    runtime.ports.pop(key, None)
+    lane = runtime.local_lanes.pop(key, None)
+    if lane is not None:
+        lane.reset()
+
+
+def _drop(runtime: Runtime, key: int, arrived: deque[tuple[Origin, int, Any, BaseException | None, int]]) -> None:
+    """A port takes nothing more, and what it has taken is not wanted. Whoever waits for room shall find that out."""
+    _forget(runtime, key)
+    for origin, _, _, _, size in arrived:
+        origin.credit(key, 1, size)
+        runtime.dead_letter(f"port {key:#x}", "send", Evidence("the port was closed"))
+    arrived.clear()
 
 
 class Channel(Generic[T]):
@@ -208,7 +244,7 @@ class Channel(Generic[T]):
         key = new_actor_key()
         limit = runtime.options.mailbox_messages
         receiver: PortReceiver[Any] = PortReceiver(runtime, key, limit, once=once, ranked=ranked)
-        return Port(runtime, runtime.me, key, 0, limit), receiver
+        return Port(runtime, runtime.me, key, 0, limit, once), receiver
 
 
 class ResponsePort(Port[T_contra]):
@@ -238,6 +274,7 @@ class ResponsePort(Port[T_contra]):
             message.state = State.DONE
             if message.request:
                 message.origin.answer(message, value)
+                message.request = 0
         return Sent([])
 
     def _refuse(self, message: Message, error: BaseException) -> Sent:
@@ -245,6 +282,7 @@ class ResponsePort(Port[T_contra]):
             message.state = State.DONE
             if message.request:
                 message.origin.refuse(message, error)
+                message.request = 0
         return Sent([])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -254,7 +292,7 @@ class ResponsePort(Port[T_contra]):
         key = new_actor_key()
 
         def forward(origin: Origin, rank: int, value: Any, error: BaseException | None, size: int) -> None:
-            runtime.ports.pop(key, None)
+            _forget(runtime, key)
             origin.credit(key, 1, size)
             if error is None:
                 self._answer(message, value)
@@ -262,7 +300,7 @@ class ResponsePort(Port[T_contra]):
                 self._refuse(message, error)
 
         runtime.ports[key] = forward
-        return _port, (runtime.me, key, self._rank, self._limit)
+        return _port, (runtime.me, key, self._rank, self._limit, True)
 
     def __del__(self) -> None:
         message = getattr(self, "_message", None)  # the constructor may have failed

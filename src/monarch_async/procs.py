@@ -7,19 +7,16 @@ end when their mesh is stopped, when the actor that owns the mesh ends, and with
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from monarch_async._core.events import Identity
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, ask_many
-from monarch_async.actor import Actor, ActorBehavior, check_class
-from monarch_async.ambient import current_runtime, run_on
+from monarch_async.actor import Actor, ActorBehavior, check_arguments, check_class
+from monarch_async.ambient import current_runtime, on_loop
 from monarch_async.endpoint import EndpointDefinition
 from monarch_async.errors import SpawnError, UsageError
-from monarch_async.future import Future, MeshFuture
+from monarch_async.future import Future, MeshFuture, as_future
 from monarch_async.ids import ProcAddress, new_actor_key
 from monarch_async.mesh import ActorMesh, Lifetime, owner_of_new_meshes
 from monarch_async.shape import Extent, MeshOps, Shape
@@ -29,6 +26,7 @@ __all__ = ["ProcMesh", "this_proc"]
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
+M = TypeVar("M", bound="ProcMesh")
 
 
 class ProcsLifetime:
@@ -40,12 +38,20 @@ class ProcsLifetime:
         self._agents = agents  # of the host of each address
         self._owner = owner
         self._name = name
-        self.starting: asyncio.Task[None]
+        self.users: list[Lifetime] = []  # of the meshes of actors that were spawned on it
+        self.starting: asyncio.Future[None]
+        self._awaited = False
         self._stopping: asyncio.Task[None] | None = None
 
     async def wait(self) -> None:
         """Until every process answers. Raises `SpawnError`, or `ActorDied` for one that ended before it did."""
+        self._awaited = True
         await asyncio.shield(self.starting)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody has asked for the outcome of the start, or of what was spawned on it."""
+        return self._awaited or any(user.awaited for user in self.users)
 
     async def stop(self, reason: str) -> None:
         if self._stopping is None:
@@ -55,10 +61,7 @@ class ProcsLifetime:
     async def _stop(self) -> None:
         runtime = self._runtime
         for address in self._addresses:
-            for owner, members in runtime.ownership.release(address.uid).items():
-                for member in members:
-                    if owner != self._owner:
-                        runtime.ownership.own(address.uid, owner, member)
+            runtime.ownership.disown_all(address.uid, self._owner)
         by_agent: dict[ProcAddress, list[str]] = {}
         for address, agent in zip(self._addresses, self._agents, strict=True):
             by_agent.setdefault(agent, []).append(address.uid)
@@ -66,6 +69,9 @@ class ProcsLifetime:
         await asyncio.gather(
             *(ask(runtime, agent, "stop_procs", uids, timeout) for agent, uids in by_agent.items()), return_exceptions=True
         )
+        owner = runtime.cells.get(self._owner)
+        if owner is not None:
+            owner.owned.pop(self, None)
 
 
 class ProcMesh(MeshOps):
@@ -117,6 +123,7 @@ class ProcMesh(MeshOps):
         endpoints = check_class(cls)
         if not name or not isinstance(name, str):
             raise TypeError(f"a mesh needs a name, not {name!r}")
+        check_arguments(cast("Any", cls), args, kwargs)
         return cast("A", on_loop(runtime, lambda: self._spawn(runtime, name, cast("Any", cls), endpoints, args, kwargs)))
 
     def _spawn(
@@ -139,20 +146,16 @@ class ProcMesh(MeshOps):
         )
         behavior = ActorBehavior(cls, args, kwargs)
         mesh = ActorMesh(runtime, key, name, cls, tuple(endpoints), addresses, extent, Shape(extent), None, limits)
-        lifetime = mesh._lifetime = Lifetime(runtime, key, name, addresses, owner[1])
         ready: MeshFuture[None] = MeshFuture(loop=runtime.loop)
         ready.runtime = runtime
-        ready.add_done_callback(lambda done: done.cancelled() or done.exception())
         requests = [next(runtime.requests) for _ in addresses]
         ready.expect(Shape(extent), [None] * len(addresses), requests, keep_errors=False)
-        lifetime.ready = ready
         place = (extent, [self._agents[base] for base in self._mesh_shape.ranks()], addresses, self._name)
         arguments = (key, name, cls.__qualname__, behavior, owner, limits[0], place)
         ask_many(runtime, addresses, "spawn", arguments, ready, range(len(addresses)), requests)
-        lifetime.own(lambda rank: Identity(name, cls.__qualname__, rank))
-        cell = runtime.cells.get(owner[1])
-        if cell is not None:
-            cell.owned.append(lifetime.stop)
+        mesh._lifetime = Lifetime(runtime, key, name, cls.__qualname__, addresses, owner[1], ready)
+        if self._lifetime is not None:
+            self._lifetime.users.append(mesh._lifetime)
         return mesh
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -166,19 +169,19 @@ class ProcMesh(MeshOps):
     @property
     def initialized(self) -> Future[Self]:
         """Monarch's way to wait; the same as awaiting the mesh, as a future with `get`."""
-        return as_future(self._runtime, self)
+        return as_future(self._runtime, _ready(self))
 
     def _chosen(self) -> list[ProcAddress]:
         return [self._addresses[base] for base in self._mesh_shape.ranks()]
 
-    async def stop(self, reason: str = "") -> None:
+    def stop(self, reason: str = "") -> Future[None]:
         """Stop every actor and end every process; returns when all are gone. A second stop does nothing.
 
         Raises `UsageError` unless this is the whole mesh as `spawn_procs` returned it.
         """
         if self._lifetime is None:
             raise UsageError(f"{self._name} can be stopped only by its owner, and only as a whole: this is a slice or a reference")
-        await self._lifetime.stop(reason)
+        return as_future(self._runtime, self._lifetime.stop(reason))
 
     async def __aenter__(self) -> Self:
         await self
@@ -214,38 +217,13 @@ def this_proc() -> ProcMesh:
     return ProcMesh(runtime, runtime.me.name, [runtime.me], [runtime.agent], Shape.of())
 
 
-T = TypeVar("T")
-
-
-def on_loop(runtime: Runtime, function: Callable[[], T]) -> T:
-    """Run a function in the runtime's thread, and wait for it; with the context of the handler that asks."""
-    if threading.get_ident() == runtime.thread:
-        return function()
-    context = contextvars.copy_context()
-
-    async def run() -> T:
-        return context.run(function)
-
-    return run_on(runtime.loop, run())
-
-
-def as_future(runtime: Runtime, awaitable: Any) -> Future[Any]:
-    """A `Future` of something that can be awaited."""
-    future: Future[Any] = Future(loop=runtime.loop)
-    future.runtime = runtime
-
-    async def wait() -> None:
-        try:
-            future.settle(0, await awaitable)
-        except Exception as error:
-            future.fail(0, error)
-
-    on_loop(runtime, lambda: runtime.tasks.start(wait(), name="waiting"))
-    return future
+async def _ready(mesh: M) -> M:
+    await mesh
+    return mesh
 
 
 def check_not_stopping(runtime: Runtime, owner: int, name: str) -> None:
     """`SpawnError` if the owner of what is to be spawned is being stopped: nothing may be left behind."""
     cell = runtime.cells.get(owner)
-    if runtime.evidence is not None or (owner and (cell is None or cell.evidence is not None)):
+    if runtime.stopping is not None or (owner and (cell is None or cell.evidence is not None)):
         raise SpawnError(f"{name} was not spawned: its owner is being stopped")

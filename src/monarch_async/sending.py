@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch_async._core.codec import dumps
-from monarch_async._runtime.context import Message, current_message
+from monarch_async._core.codec import copy_value, dumps
+from monarch_async._runtime.context import Message, State, Waiter, current_message
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.runtime import Runtime
@@ -107,13 +107,15 @@ class MeshEndpoint(Endpoint[..., Any]):
             if _get_ident() == runtime.thread:
                 lane.send(self._name, request, rank, args, kwargs, extras, future)
             else:
-                self._hand_over(runtime, future, lane.send, self._name, request, rank, args, kwargs, extras, future)
+                args, kwargs = copy_value((args, kwargs))
+                self._hand_over(runtime, [(future, request)], lane.send, self._name, request, rank, args, kwargs, extras, future)
         else:
             body, buffers = dumps((args, kwargs)) if args or kwargs else _NOTHING
             if _get_ident() == runtime.thread:
                 lane.call(self._name, request, rank, body, buffers, extras, future)
             else:
-                self._hand_over(runtime, future, lane.call, self._name, request, rank, body, buffers, extras, future)
+                buffers = _copies(buffers)
+                self._hand_over(runtime, [(future, request)], lane.call, self._name, request, rank, body, buffers, extras, future)
         if extras is not None and "d" in extras:
             self._limit(future, extras["d"])
         return future
@@ -127,7 +129,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         requests = [next(runtime.requests) for _ in target.lanes]
         future.request = requests[0]
         future.expect(target.shape, target.lanes, requests, keep_errors=self._return_exceptions)
-        extras = self._send(args, kwargs, requests, [future] * len(requests), future)
+        extras = self._send(args, kwargs, requests, [future] * len(requests), [(future, requests[0])])
         if extras is not None and "d" in extras:
             self._limit(future, extras["d"])
         return future
@@ -137,7 +139,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         runtime = target.runtime
         requests = [next(runtime.requests) for _ in target.lanes]
         stream: Stream[Any] = Stream(runtime, requests, target.lanes)
-        extras = self._send(args, kwargs, requests, [stream] * len(requests), stream.results[-1])
+        extras = self._send(args, kwargs, requests, [stream] * len(requests), [(stream, request) for request in requests])
         if extras is not None and "d" in extras:
             for future in stream.results:
                 self._limit(future, extras["d"])
@@ -150,10 +152,11 @@ class MeshEndpoint(Endpoint[..., Any]):
         runtime = target.runtime
         if _get_ident() != runtime.thread:
             sent = Sent(target.lanes)
-            body = dumps((args, kwargs)) if args or kwargs else _NOTHING
+            body, buffers = dumps((args, kwargs)) if args or kwargs else _NOTHING
             for lane in target.lanes:
-                lane.check(len(body[0]))
-            self._hand_over(runtime, None, self._cast, args, kwargs, sent, body)
+                lane.check(len(body))
+            args, kwargs = self._own(args, kwargs)
+            self._hand_over(runtime, [], self._cast, args, kwargs, sent, (body, _copies(buffers)))
             return sent
         sent = Sent(target.lanes)
         self._cast(args, kwargs, sent, None)
@@ -176,9 +179,9 @@ class MeshEndpoint(Endpoint[..., Any]):
                 sent.fail(self._target.runtime, lane, name)
 
     def _send(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], requests: list[int], waiters: list[Any], future: Future[Any]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], requests: list[int], waiters: list[Any], told: list[tuple[Waiter, int]]
     ) -> dict[str, Any] | None:
-        """Send a call to every member; `future` is told if that fails in another thread."""
+        """Send a call to every member; `told` are those to be told if that fails in another thread."""
         if self._bind is not None:
             args, kwargs = self._bind(*args, **kwargs)
         runtime = self._target.runtime
@@ -191,8 +194,16 @@ class MeshEndpoint(Endpoint[..., Any]):
         if _get_ident() == runtime.thread:
             self._send_all(args, kwargs, pickled, requests, waiters, extras)
         else:
-            self._hand_over(runtime, future, self._send_all, args, kwargs, pickled, requests, waiters, extras)
+            args, kwargs = self._own(args, kwargs)
+            pickled = pickled[0], _copies(pickled[1])
+            self._hand_over(runtime, told, self._send_all, args, kwargs, pickled, requests, waiters, extras)
         return extras
+
+    def _own(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What is sent to actors of this process, if it has to wait: a copy, since the caller goes on."""
+        if any(isinstance(lane, LocalLane) for lane in self._target.lanes):
+            args, kwargs = copy_value((args, kwargs))
+        return args, kwargs
 
     def _send_all(
         self,
@@ -222,7 +233,8 @@ class MeshEndpoint(Endpoint[..., Any]):
         """What a call carries beside its arguments: the deadline, and the handlers that wait for it."""
         extras: dict[str, Any] = {}
         timeout = self._timeout
-        if handler is not None and handler.cell is not None:
+        # A task that a handler has left behind is none of its calls any more.
+        if handler is not None and handler.cell is not None and handler.state is not State.DONE:
             runtime = self._target.runtime
             if handler.deadline is not None:
                 left = max(handler.deadline - runtime.loop.time(), 1e-6)
@@ -243,24 +255,29 @@ class MeshEndpoint(Endpoint[..., Any]):
         else:
             future.runtime.loop.call_soon_threadsafe(future.expire_after, timeout, what)
 
-    def _hand_over(self, runtime: Runtime, future: Future[Any] | None, function: Callable[..., Any], *args: Any) -> None:
+    def _hand_over(self, runtime: Runtime, told: list[tuple[Waiter, int]], function: Callable[..., Any], *args: Any) -> None:
         """Let the loop do it; this thread waits if it is far ahead of the loop."""
         with runtime.posting:
             runtime.posted += 1
             posted = runtime.posted
         reached = threading.Event() if posted % _AHEAD == 0 else None
-        runtime.loop.call_soon_threadsafe(_handed_over, future, reached, function, args)
+        runtime.loop.call_soon_threadsafe(_handed_over, told, reached, function, args)
         if reached is not None:
             reached.wait()
 
 
-def _handed_over(future: Future[Any] | None, reached: threading.Event | None, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _handed_over(told: list[tuple[Waiter, int]], reached: threading.Event | None, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if reached is not None:
         reached.set()
-    if future is None:
-        function(*args)  # an error here ends up in the loop's exception handler, which logs it
-        return
     try:
         function(*args)
     except Exception as error:
-        future.fail(future.request, error)
+        if not told:
+            raise  # the loop's exception handler logs it
+        for waiter, request in told:
+            waiter.fail(request, error)
+
+
+def _copies(buffers: list[memoryview]) -> list[memoryview]:
+    """Of memory that its owner may change before it is sent."""
+    return [memoryview(bytes(view)) for view in buffers]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from monarch_async._core.events import died
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.runtime import Runtime
-from monarch_async.errors import ActorDied, CallTimeout
+from monarch_async.errors import ActorDied
 from monarch_async.future import Future
 
 __all__ = ["Sent", "Stream"]
@@ -62,6 +62,9 @@ class Stream(Generic[R]):
             self.results.append(future)
         self._arrived = 0
 
+    def futures(self) -> Sequence[asyncio.Future[Any]]:
+        return self.results[self._arrived :] if len(self._open) == 1 else ()
+
     def settle(self, request: int, value: Any) -> None:
         if self._open.pop(request, None) is not None:
             self._next().settle(request, value)
@@ -78,6 +81,9 @@ class Stream(Generic[R]):
     def __len__(self) -> int:
         return len(self.results)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Stream stays where it was made: send its results, or a Port for them to be sent to")
+
     def __iter__(self) -> Iterator[Future[R]]:
         return iter(self.results)
 
@@ -85,7 +91,7 @@ class Stream(Generic[R]):
         for index, future in enumerate(self.results):
             try:
                 yield await future
-            except (GeneratorExit, asyncio.CancelledError, CallTimeout):
+            except BaseException:
                 self._give_up(index)
                 raise
 

@@ -6,6 +6,7 @@ program itself goes to the hook: ``monarch_async.unhandled_fault_hook``, which a
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -26,4 +27,8 @@ def call_unhandled_fault_hook(failure: MeshFailure) -> None:
     """Call the hook that is in force."""
     package = sys.modules.get("monarch_async")
     hook = getattr(package, "unhandled_fault_hook", unhandled_fault_hook)
-    hook(failure)
+    try:
+        hook(failure)
+    except Exception:
+        logging.getLogger("monarch_async").exception("the unhandled_fault_hook raised, so the default one reports the failure")
+        unhandled_fault_hook(failure)

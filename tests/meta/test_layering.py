@@ -34,13 +34,13 @@ def inside(package: str, text: str) -> list[str]:
 LAYERS: dict[str, list[str]] = {
     "L0": words("errors ids points shape clock options instrument"),
     "L1": inside("_core", "events lines binding codec faults framing handshake session reader supervision"),
-    "L2": inside("_channel", "base pool keys stream dial tensors segment"),
+    "L2": inside("_channel", "base pool keys tls stream dial tensors segment"),
     "L3": inside(
         "_runtime",
-        """linux fdwire tasks config loops context thread child forked zygote launcher link lane peer local origin behavior debt suspects cell
-        absent output supervisor connect runtime current control service broker agent bootstrap client proc""",
+        """linux fdwire tasks config loops context thread child forked zygote launcher link lane peer local origin debt waits suspects behavior resumed life cell
+        absent output supervisor connect runtime current control service broker agent bootstrap attach worker client proc""",
     ),
-    "L4": words("supervise ambient value_mesh future sent port endpoint sending actor mesh procs host info lowlevel"),
+    "L4": words("supervise ambient value_mesh future sent port endpoint sending actor mesh procs host workers info lowlevel"),
     "L5": words("tensor parallel testing observe jobs"),
     "L6": words("console dashboard cli __main__"),
 }

@@ -381,7 +381,8 @@ def _parts(obj: Any, path: str) -> Iterator[tuple[str, Any]]:
             except ValueError:
                 continue  # the enclosing function has not set it yet
         yield from ((f"{path} global {name!r}", obj.__globals__[name]) for name in code.co_names if name in obj.__globals__)
-    if not isinstance(obj, (type, types.FunctionType, types.ModuleType)):
+    # What has a way of its own to be pickled does not pickle its attributes.
+    if not isinstance(obj, (type, types.FunctionType, types.ModuleType)) and type(obj).__reduce__ is object.__reduce__:
         yield from ((f"{path}.{name}", item) for name, item in list(getattr(obj, "__dict__", {}).items()))
         for name in copyreg._slotnames(type(obj)):  # type: ignore[attr-defined]
             if hasattr(obj, name):

@@ -7,12 +7,16 @@ A frame is a fixed prelude, a header, a bulk and, where the link needs one, a se
 
 Rules:
 
-* DATA and CHUNK frames are numbered 1, 2, 3, … for the life of a session; every frame acknowledges what has come in.
+* DATA and CHUNK frames are numbered 1, 2, 3, … for the life of a session; every frame acknowledges what has come in. Other frames are
+  a bare prelude with the number 0.
 * The header of a DATA frame is one msgpack array of messages. With the flag `LARGE` it announces one message, whose
   body and buffers follow as a bulk: its first piece in this frame, the rest in CHUNK frames. Other frames may lie between those.
 * The header of a LARGE frame is ``[message, length of its body, lengths of its buffers]``. In the bulk the body comes first and each
   buffer starts at a multiple of `ALIGN`, so that arrays may be built in place.
-* A seal covers the whole frame and the count of frames before it on this connection: nothing can be changed, replayed, dropped or reordered.
+* A seal covers the whole frame and the count of frames before it on this connection: nothing can be changed, replayed, dropped or
+  reordered.
+* Messages are checked here, once, against `SIGNATURES`: what is delivered has a known kind and fields of the right types. A message
+  that isn't so is a bug of the peer, and ends the connection; to drop it alone would leave somebody waiting for ever.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Sequence
-from hashlib import blake2b
+from hashlib import blake2b, sha256
+from types import NoneType
 from typing import Any
 
 import msgpack
@@ -30,14 +35,26 @@ from monarch_async.errors import ProtocolError
 __all__ = [
     "ACK",
     "ALIGN",
+    "BODY_FIELD",
+    "CALL",
+    "CANCEL",
     "CHUNK",
     "CLOSE",
+    "CLOSED",
+    "CREDIT",
     "DATA",
+    "FAIL",
     "LARGE",
+    "MAX_HEADER",
+    "MAX_ITEMS",
     "PING",
     "PONG",
+    "PORT",
     "PRELUDE",
+    "REPLY",
     "SEAL_SIZE",
+    "SIGNATURES",
+    "STARTED",
     "Seal",
     "bulk_layout",
     "join_messages",
@@ -54,14 +71,40 @@ LARGE = 1
 ALIGN = 64
 SEAL_SIZE = 16
 MAX_HEADER = 16 << 20
+"""The longest header, in bytes."""
+MAX_ITEMS = 1 << 16
+"""The most messages in a frame, or buffers in a message. Also bounds what a few bytes of nested msgpack can make the reader allocate."""
 
 # Kinds of messages: the first field. The other fields are listed in docs/design.md.
 CALL, REPLY, FAIL, PORT, CANCEL, CREDIT, STARTED, CLOSED = 0, 1, 2, 3, 4, 5, 6, 7
 BODY_FIELD = {CALL: 5, REPLY: 2, PORT: 3}
 """Where the body is in a message that may be large."""
 
+_CALL = (int, int, str, int, int, bytes)
+_SLICED = (int, int, str, int, list, bytes)  # the rank in a slice goes with the names and sizes of its dimensions
+_PORT = (int, int, int, bytes)
+SIGNATURES: dict[int, tuple[tuple[type, ...], ...]] = {
+    CALL: tuple((*fields, *extras) for fields in (_CALL, _SLICED) for extras in ((), (NoneType,), (dict,))),
+    REPLY: ((int, int, bytes),),
+    FAIL: ((int, int, bytes),),
+    PORT: ((*_PORT, NoneType), (*_PORT, bytes)),
+    CANCEL: ((int, int, str),),
+    CREDIT: ((int, int, int, int),),
+    STARTED: ((int, int),),
+    CLOSED: ((int, int),),
+}
+"""The types that the fields of a message may have, by kind. A new kind, or a new field, has to be entered here."""
+
+_kinds_by_signature = {
+    signature: frozenset(kind for kind, known in SIGNATURES.items() if signature in known)
+    for known in SIGNATURES.values()
+    for signature in known
+}
+_NONE: frozenset[int] = frozenset()
+
 PRELUDE = struct.Struct("<BBHIQQQ")
 
+_unpackb = msgpack.unpackb
 _packer = msgpack.Packer(autoreset=True)
 pack_message = _packer.pack
 """One message, an array, to bytes."""
@@ -77,9 +120,13 @@ def join_messages(packed: Sequence[bytes]) -> bytes:
 def unpack_messages(header: bytes | memoryview) -> list[list[Any]]:
     """The messages of a DATA frame's header; `ProtocolError` if it holds anything else."""
     messages = _unpack(header)
-    for message in messages:
-        if type(message) is not list or not message or type(message[0]) is not int:
-            raise ProtocolError("a frame's header holds something that is no message")
+    kinds = _kinds_by_signature
+    try:
+        for message in messages:
+            if message[0] not in kinds.get(tuple(map(type, message)), _NONE) or type(message) is not list:
+                raise ProtocolError(f"a frame's header holds something that is no message: {_describe(message)}")
+    except (TypeError, LookupError) as error:  # no sequence, or an empty one
+        raise ProtocolError(f"a frame's header holds something that is no message: {error}") from error
     return messages
 
 
@@ -96,52 +143,66 @@ def bulk_layout(body: int, buffers: Sequence[int]) -> tuple[list[int], int]:
 
 def pack_large(message: Sequence[Any], body: int, buffers: Sequence[int]) -> bytes:
     """The header of a LARGE frame: the message with an empty body, and the lengths of what lies in the bulk."""
-    return _packer.pack([message, body, buffers])
+    return _packer.pack([message, body, buffers])  # type: ignore[no-any-return]
 
 
 def unpack_large(header: bytes | memoryview, limit: int) -> tuple[list[Any], int, list[int]]:
     """Message, length of its body, lengths of its buffers; `ProtocolError` past `limit` bytes in all or for anything malformed."""
-    message, body, buffers = fields if len(fields := _unpack(header)) == 3 else ([], -1, [])
-    lengths = [body, *buffers] if type(buffers) is list else [-1]
-    if not _is_message(message) or message[0] not in BODY_FIELD or any(type(n) is not int or n < 0 for n in lengths):
+    fields = _unpack(header)
+    if len(fields) != 3 or type(fields[0]) is not list or not fields[0] or type(fields[2]) is not list:
         raise ProtocolError("the header of a large message is malformed")
-    if len(message) <= BODY_FIELD[message[0]]:
-        raise ProtocolError("a large message has no place for its body")
-    if sum(lengths) > limit:
-        raise ProtocolError(f"the peer announced a message of {sum(lengths)} bytes, over the option max_frame={limit}")
+    message, body, buffers = fields
+    kinds = _kinds_by_signature.get(tuple(map(type, message)), _NONE)
+    if not kinds or message[0] not in kinds or message[0] not in BODY_FIELD:  # a kind of an unknown signature may not even hash
+        raise ProtocolError(f"what is announced as a large message is none: {_describe(message)}")
+    if message[BODY_FIELD[message[0]]]:
+        raise ProtocolError("a large message has a second body in its header")
+    if any(type(length) is not int or length < 0 for length in (body, *buffers)):
+        raise ProtocolError("the header of a large message gives lengths that are none")
+    total = bulk_layout(body, buffers)[1]
+    if total > limit:
+        raise ProtocolError(f"the peer announced a message of {total} bytes, over the option max_frame={limit}")
     return message, body, buffers
 
 
 def _unpack(header: bytes | memoryview) -> list[Any]:
     try:
-        fields = msgpack.unpackb(header, strict_map_key=False)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        fields = _unpackb(header, strict_map_key=False, max_array_len=MAX_ITEMS)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:  # TypeError: a list as the key of a map
         raise ProtocolError(f"a frame's header is no msgpack: {error!r}") from error
     if type(fields) is not list or not fields:
         raise ProtocolError("a frame's header holds no messages")
     return fields
 
 
-def _is_message(value: Any) -> bool:
-    return type(value) is list and bool(value) and type(value[0]) is int
+def _describe(message: Any) -> str:
+    if type(message) is not list:
+        return f"a {type(message).__name__}"
+    kind = message[0] if message and type(message[0]) is int else "?"
+    return f"kind {kind} with fields of types {', '.join(type(field).__name__ for field in message[:16])}"
 
 
 class Seal:
-    """The MAC of one direction of one connection: keyed BLAKE2b over frame count, prelude, header and bulk."""
+    """The MAC of one direction of one connection: keyed BLAKE2b over frame count, prelude, header and SHA-256 of the bulk.
+
+    The bulk goes in by its SHA-256 because processors have instructions for that; the lengths in the prelude make the input unambiguous.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._count = 0
 
-    def sign(self, *parts: bytes | bytearray | memoryview) -> bytes:
-        """The seal of the next frame."""
-        mac = blake2b(self._count.to_bytes(8, "little"), digest_size=SEAL_SIZE, key=self._key)
-        self._count += 1
-        for part in parts:
-            mac.update(part)
-        return mac.digest()
+    def sign(self, head: bytes, digest: bytes = b"") -> bytes:
+        """The seal of the next frame: `head` is prelude and header, `digest` the SHA-256 of the bulk (empty if there is none)."""
+        count = self._count
+        self._count = count + 1
+        return blake2b(count.to_bytes(8, "little") + head + digest, digest_size=SEAL_SIZE, key=self._key).digest()
 
-    def check(self, seal: bytes, *parts: bytes | bytearray | memoryview) -> None:
+    def sign_bulk(self, head: bytes, bulk: bytes | memoryview) -> bytes:
+        """The seal of the next frame, which has a bulk."""
+        return self.sign(head, sha256(bulk).digest())
+
+    def check(self, seal: bytes, head: bytes, digest: bytes = b"") -> None:
         """`ProtocolError` unless `seal` is the next frame's."""
-        if not hmac.compare_digest(seal, self.sign(*parts)):
+        if not hmac.compare_digest(seal, self.sign(head, digest)):
             raise ProtocolError("a frame's seal is wrong: it was changed, replayed or lost on the way")

@@ -1,22 +1,32 @@
 """Bytes in, messages out: the receiving end of one connection of a session.
 
 `FrameReader` offers a buffer to read into and, told how much came, returns what is complete. Bytes of a large message are read straight
-to where they belong. A frame counts as received only when it is whole and its seal, if there is one, is right: a connection may be
-cut anywhere.
+to where they belong.
+
+Rules:
+
+* A frame counts as received only when it is whole, its seal, if there is one, is right, and its messages are messages: a connection may
+  be cut anywhere. With a seal nothing in a frame is acted on before that, its acknowledgement included, except that memory is set aside
+  for the large message that it announces.
+* What was complete before the first bad byte is delivered; then `error` says what was wrong, and the reader takes nothing more.
+* Memory follows what has come, not what is announced: the buffer at most doubles whenever it is full. For a large message
+  all of the memory is asked for at once, within `max_frame`; it comes from an allocator that is to commit it as it is filled.
+  A bulk that was received before is dropped as it comes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from hashlib import sha256
+from typing import Any, NamedTuple
 
 from monarch_async._core.framing import (
-    ACK,
     CHUNK,
     CLOSE,
     DATA,
     KINDS,
     LARGE,
     MAX_HEADER,
+    NUMBERED,
     PING,
     PONG,
     PRELUDE,
@@ -30,6 +40,7 @@ from monarch_async.errors import ProtocolError
 
 __all__ = ["Batch", "FrameReader"]
 
+FIRST = 1 << 14
 SMALL = 1 << 18
 _unpack_from = PRELUDE.unpack_from
 _SIZE = PRELUDE.size
@@ -38,40 +49,47 @@ Batch = tuple[list[list[Any]], list[memoryview] | None]
 """Messages in order, and the buffers of a large one (which then is alone)."""
 
 
+class _Bulk(NamedTuple):
+    """A frame whose bulk is under way."""
+
+    head: bytes  # prelude and header
+    size: int
+    acknowledged: int
+    target: memoryview | None  # where the bulk goes; None: it was received before, and is dropped
+    hash: Any  # SHA-256 of what has come, if there is a seal
+
+
 class FrameReader:
-    """Reads frames for `inbound`; at most `max_frame` bytes in one message. Raises `ProtocolError` for what is no frame."""
+    """Reads frames for `inbound`; at most `max_frame` bytes in one message. `error` is set, once, for what is no frame."""
 
     def __init__(self, inbound: Inbound, *, max_frame: int, seal: Seal | None = None) -> None:
         self.acknowledged = 0  # the highest number the peer has acknowledged
-        self.pings: list[int] = []  # numbers of PING frames that want a PONG
-        self.pongs: list[int] = []
+        self.pings = 0  # PING frames that have come; the user counts them down
+        self.pongs = 0
         self.closed = False  # the peer said it sends no more
+        self.error: ProtocolError | None = None
         self._inbound = inbound
         self._max_frame = max_frame
         self._seal = seal
         self._tail = SEAL_SIZE if seal is not None else 0
-        self._buffer = bytearray(SMALL)
-        self._view = memoryview(self._buffer)
-        self._start = 0
+        self._view = memoryview(bytearray(FIRST))
+        self._start = 0  # self._view[_start:_end] has come and is not used yet
         self._end = 0
-        # A bulk that reaches past the buffer: where it goes, how much is there, the frame it belongs to.
-        self._target: memoryview | None = None
-        self._have = 0
-        self._frame: tuple[int, int, int, bytes] = (0, 0, 0, b"")
+        self._bulk: _Bulk | None = None
+        self._left = 0  # bytes of its bulk that have not come; above 0 only while the buffer is empty
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes shall be put; never empty."""
-        if self._target is not None and self._have < len(self._target):
-            return self._target[self._have :]
-        if self._start and self._end == len(self._view):
-            self._compact(0)
+        bulk = self._bulk
+        if self._left and bulk is not None and bulk.target is not None:
+            return bulk.target[bulk.size - self._left :]
         return self._view[self._end :]
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Batch]:
         """For callers that have the bytes already: the same as reading them into `get_buffer`."""
         batches: list[Batch] = []
         rest = memoryview(data)
-        while rest:
+        while rest and self.error is None:
             room = self.get_buffer()
             size = min(len(room), len(rest))
             room[:size] = rest[:size]
@@ -80,97 +98,126 @@ class FrameReader:
         return batches
 
     def received(self, size: int) -> list[Batch]:
-        """`size` bytes have been put into the buffer: what is whole now, in order."""
+        """`size` bytes have been put into the buffer: what is whole now, in order. Look at `error` afterwards."""
         batches: list[Batch] = []
-        if self._target is not None and self._have < len(self._target):
-            self._have += size
+        if self.error is not None:
+            return batches
+        bulk = self._bulk
+        if self._left and bulk is not None and bulk.target is not None:
+            if bulk.hash is not None:
+                start = bulk.size - self._left
+                bulk.hash.update(bulk.target[start : start + size])
+            self._left -= size
+            if self._left:
+                return batches
         else:
             self._end += size
-        while True:
-            if self._target is not None and not self._finish_bulk(batches):
-                return batches
-            if not self._next_frame(batches):
-                return batches
+        try:
+            while self._bulk is None or self._go_on(self._bulk, batches):
+                if self._start == self._end or not self._next_frame(batches):
+                    break
+        except ProtocolError as error:
+            self.error = error
+            self._bulk, self._left = None, 0
+        if self._start == self._end < FIRST:  # as after most reads
+            self._start = self._end = 0
+        else:
+            self._make_room()
+        return batches
 
     def _next_frame(self, batches: list[Batch]) -> bool:
-        """Take one frame off the buffer; False when it does not hold a whole one."""
+        """Take one frame, or the beginning of one with a bulk, off the buffer; False when it does not hold that."""
         start = self._start
-        have = self._end - start
-        if have < _SIZE:
-            if not have:
-                self._start = self._end = 0
-            return False
-        kind, flags, reserved, header_size, bulk_size, sequence, acknowledged = _unpack_from(self._buffer, start)
-        if kind not in KINDS or reserved or flags & ~LARGE or header_size > MAX_HEADER:
-            raise ProtocolError(f"no frame: kind {kind}, flags {flags}, header of {header_size} bytes")
-        if bulk_size > self._max_frame or (bulk_size and kind != CHUNK and not flags):
-            raise ProtocolError(f"a frame of kind {kind} announces a bulk of {bulk_size} bytes")
         body = start + _SIZE
+        if body > self._end:
+            return False
+        kind, flags, reserved, header_size, bulk_size, sequence, acknowledged = _unpack_from(self._view, start)
+        if reserved or header_size > MAX_HEADER:
+            raise ProtocolError(f"no frame: kind {kind}, flags {flags}, header of {header_size} bytes")
+        if kind == DATA and not flags and not bulk_size:
+            pass  # as most frames
+        elif kind not in KINDS or flags & ~LARGE:
+            raise ProtocolError(f"no frame: kind {kind}, flags {flags}, header of {header_size} bytes")
+        elif kind in NUMBERED:
+            if (bulk_size and kind == DATA and not flags) or (kind == CHUNK and (flags or header_size or not bulk_size)):
+                raise ProtocolError(f"no frame: kind {kind}, flags {flags}, header of {header_size} bytes, bulk of {bulk_size}")
+            if bulk_size > self._max_frame:
+                raise ProtocolError(f"the peer announced a bulk of {bulk_size} bytes, over the option max_frame={self._max_frame}")
+        elif flags or header_size or bulk_size or sequence:
+            raise ProtocolError(f"a frame of kind {kind} is more than a bare prelude")
         end = body + header_size
         if bulk_size:
             if end > self._end:
-                self._compact(_SIZE + header_size)
                 return False
             self._start = end
-            self._begin_bulk(kind, flags, sequence, bytes(self._view[start:body]), bytes(self._view[body:end]), bulk_size)
-            self._acknowledge(acknowledged)
+            self._begin_bulk(kind, sequence, bytes(self._view[start:end]), bulk_size, acknowledged)
             return True
         if end + self._tail > self._end:
-            self._compact(_SIZE + header_size + self._tail)
             return False
-        header = self._view[body:end]
         if self._seal is not None:
-            self._seal.check(bytes(self._view[end : end + SEAL_SIZE]), self._view[start:end])
+            self._seal.check(bytes(self._view[end : end + SEAL_SIZE]), bytes(self._view[start:end]))
         self._start = end + self._tail
-        self._acknowledge(acknowledged)
         if kind == DATA:
-            if self._inbound.take(sequence, header_size):
+            inbound = self._inbound
+            if sequence == inbound.received + 1 or inbound.is_new(sequence):
+                header = self._view[body:end]
                 if flags:
-                    self._inbound.begin(*unpack_large(header, self._max_frame))
+                    inbound.begin(*unpack_large(header, self._max_frame))
+                    inbound.space(0)
+                    inbound.take(header_size)
                     self._deliver(batches, 0)
                 else:
-                    batches.append((unpack_messages(header), None))
+                    messages = unpack_messages(header)
+                    inbound.take(header_size)
+                    batches.append((messages, None))
         elif kind == PING:
-            self.pings.append(sequence)
+            self.pings += 1
         elif kind == PONG:
-            self.pongs.append(sequence)
+            self.pongs += 1
         elif kind == CLOSE:
             self.closed = True
-        elif kind != ACK:
-            raise ProtocolError("a chunk without bytes")
+        if acknowledged > self.acknowledged:
+            self.acknowledged = acknowledged
         return True
 
-    def _begin_bulk(self, kind: int, flags: int, sequence: int, prelude: bytes, header: bytes, size: int) -> None:
-        """A frame with a bulk begins: find where its bytes go, and put there what has come."""
+    def _begin_bulk(self, kind: int, sequence: int, head: bytes, size: int, acknowledged: int) -> None:
+        """A frame with a bulk begins: find where its bytes go."""
         inbound = self._inbound
-        if sequence == inbound.received + 1:
+        target = None
+        if inbound.is_new(sequence):
             if kind == DATA:
-                inbound.begin(*unpack_large(header, self._max_frame))
+                inbound.begin(*unpack_large(memoryview(head)[_SIZE:], self._max_frame))
             target = inbound.space(size)
-        else:
-            inbound.take(sequence, 0)  # raises for a gap; a frame that was seen already is read and dropped
-            target = memoryview(bytearray(size))
-        self._target = target
-        self._frame = (kind, sequence, size, prelude + header)
-        self._have = min(size, self._end - self._start)
-        target[: self._have] = self._view[self._start : self._start + self._have]
-        self._start += self._have
-        if self._start == self._end:
-            self._start = self._end = 0
+        self._bulk = _Bulk(head, size, acknowledged, target, sha256() if self._seal is not None else None)
+        self._left = size
 
-    def _finish_bulk(self, batches: list[Batch]) -> bool:
-        """Complete the bulk under way if all of it, and its seal, have come."""
-        target = self._target
-        if target is None or self._have < len(target) or self._end - self._start < self._tail:
+    def _go_on(self, bulk: _Bulk, batches: list[Batch]) -> bool:
+        """Put what has come of a bulk where it belongs; True when all of it, and its seal, have come and its frame is done."""
+        if self._left:
+            start = self._start
+            size = min(self._left, self._end - start)
+            piece = self._view[start : start + size]
+            if bulk.target is not None:
+                done = bulk.size - self._left
+                bulk.target[done : done + size] = piece
+            if bulk.hash is not None:
+                bulk.hash.update(piece)
+            self._start = start + size
+            self._left -= size
+            if self._left:
+                return False
+        if self._end - self._start < self._tail:
             return False
-        kind, sequence, size, head = self._frame
         if self._seal is not None:
             seal = bytes(self._view[self._start : self._start + SEAL_SIZE])
-            self._seal.check(seal, head, target)
+            self._seal.check(seal, bulk.head, bulk.hash.digest())
             self._start += SEAL_SIZE
-        self._target = None
-        if self._inbound.take(sequence, len(head) - _SIZE + size):
-            self._deliver(batches, size)
+        self._bulk = None
+        if bulk.acknowledged > self.acknowledged:
+            self.acknowledged = bulk.acknowledged
+        if bulk.target is not None:
+            self._inbound.take(len(bulk.head) - _SIZE + bulk.size)
+            self._deliver(batches, bulk.size)
         return True
 
     def _deliver(self, batches: list[Batch], size: int) -> None:
@@ -179,19 +226,22 @@ class FrameReader:
             message, buffers = whole
             batches.append(([message], buffers))
 
-    def _acknowledge(self, sequence: int) -> None:
-        if sequence > self.acknowledged:
-            self.acknowledged = sequence
-
-    def _compact(self, need: int) -> None:
-        """Move what is left to the front of the buffer, which grows if `need` bytes don't fit it."""
-        left = self._end - self._start
-        if need > len(self._view):
-            buffer = bytearray(max(need, 2 * len(self._view)))
-            buffer[:left] = self._view[self._start : self._end]
-            self._buffer, self._view = buffer, memoryview(buffer)
-        elif (self._start and self._start + need > len(self._view)) or not need:
-            self._view[:left] = bytes(self._view[self._start : self._end])
+    def _make_room(self) -> None:
+        """See to it that the buffer has room, and more of it if what came has filled it; give back what only one long header needed."""
+        view, left = self._view, self._end - self._start
+        size = len(view)
+        filled = self._end == size
+        if filled and (size < SMALL or not self._start):
+            size *= 2
+        elif size > SMALL and left < SMALL // 2:
+            size = SMALL
+        if size != len(view):
+            self._view = memoryview(bytearray(size))
+            self._view[:left] = view[self._start : self._end]
+        elif not left:
+            pass
+        elif size - self._end < size // 4 and self._start:
+            view[:left] = view[self._start : self._end]
         else:
             return
         self._start, self._end = 0, left

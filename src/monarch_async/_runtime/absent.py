@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
+from monarch_async._core.codec import size_of
 from monarch_async._core.events import Evidence, Identity, died
 from monarch_async._runtime.context import Message, State
 
@@ -55,13 +56,17 @@ class Absent:
         if ended is None and closing is not None:
             ended = _unknown(key, message), closing
         if ended is not None:
-            self._refuse(message, *ended)
+            self._refuse(key, message, *ended)
             return
         parked = self._parked.get(key)
         if parked is None:
             parked = self._parked[key] = []
             self._loop.call_later(self._grace, self._give_up, key)
         parked.append(message)
+
+    def has_ended(self, key: int) -> bool:
+        """Whether it is known that an actor is gone, and why."""
+        return key in self._ended
 
     def arrived(self, key: int) -> list[Message]:
         """An actor is here now: the messages that were kept for it, in order."""
@@ -73,7 +78,7 @@ class Absent:
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
         for message in self.arrived(key):
-            self._refuse(message, identity, evidence)
+            self._refuse(key, message, identity, evidence)
 
     def close(self) -> None:
         """Nobody comes any more."""
@@ -83,15 +88,19 @@ class Absent:
     def _give_up(self, key: int) -> None:
         evidence = Evidence(f"never existed here: nobody spawned it within the option unknown_grace={self._grace:g} s")
         for message in self.arrived(key):
-            self._refuse(message, _unknown(key, message), evidence)
+            self._refuse(key, message, _unknown(key, message), evidence)
 
-    def _refuse(self, message: Message, identity: Identity, evidence: Evidence) -> None:
+    def _refuse(self, key: int, message: Message, identity: Identity, evidence: Evidence) -> None:
         message.state = State.DONE
         if message.request:
             error = died(evidence, identity.mesh, identity.rank, started=False, incarnation=identity.incarnation)
             message.origin.refuse(message, error)
         else:
             self._letters.add(identity, message.endpoint, evidence, self._loop.time())
+            if message.lane is not None:
+                message.lane.credit(1, 0)
+            else:
+                message.origin.credit(key, 1, size_of(message.body, message.buffers or ()))
 
 
 def _unknown(key: int, message: Message) -> Identity:

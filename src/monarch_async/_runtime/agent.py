@@ -10,30 +10,34 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import socket
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from monarch_async._channel.dial import listen_tcp, parse_tcp, usable_addresses
+from monarch_async._channel.dial import listen_tcp, usable_addresses
 from monarch_async._core.events import Evidence
 from monarch_async._core.lines import Stream
 from monarch_async._runtime.broker import Broker
 from monarch_async._runtime.child import Child, ProcSpec
-from monarch_async._runtime.config import ProcConfig
+from monarch_async._runtime.config import Network, ProcConfig
+from monarch_async._runtime.connect import join_network
 from monarch_async._runtime.context import Message
-from monarch_async._runtime.control import STOP
+from monarch_async._runtime.control import NETWORK, STOP, ControlWriter
 from monarch_async._runtime.launcher import Launcher
 from monarch_async._runtime.output import OutputReader
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, tell
-from monarch_async.errors import SpawnError
 from monarch_async.ids import ProcAddress
 
 __all__ = ["Agent", "SpawnRequest"]
 
 ENTRY = "monarch_async._runtime.proc:run"
+OUTPUT_TAIL = 0.2
+"""Seconds for which the output of a process that is gone may still come."""
+GONE_TEXTS = 64
+"""How many ended processes the output is kept of."""
 OUTPUT_UNDER_WAY = 32
 """Batches of output that may be on their way to a client; past that the pipes are left to fill."""
 
@@ -45,7 +49,6 @@ class SpawnRequest:
     me: ProcAddress
     size: int
     owner: ProcAddress
-    client: ProcAddress
     env: Mapping[str, str | None]
     cwd: str | None
     sys_path: tuple[str, ...]
@@ -59,7 +62,7 @@ class _Proc:
     def __init__(self, request: SpawnRequest, child: Child, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
         self.child = child
-        self.control = child.control
+        self.control = ControlWriter(loop, child.control)
         self.ended: asyncio.Future[Evidence] = loop.create_future()
         self.output: OutputReader
         self.under_way = 0  # batches of its output that the client has not confirmed
@@ -71,18 +74,24 @@ class Agent:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._procs: dict[str, _Proc] = {}
-        self._texts: dict[str, Callable[[], str]] = {}  # output of processes, also of those that are gone
+        self._texts: dict[str, Callable[[], str]] = {}  # output of processes, also of the last that are gone
+        self._gone_texts: deque[str] = deque()  # which of them are gone, the oldest first
+        self._network: Network | None = None
+        self.ending = asyncio.Event()  # the client wants this agent to end
         self.runtime: Runtime
         self.broker: Broker
 
     @property
     def table(self) -> Mapping[str, Callable[..., Any]]:
         """The functions for the runtime's service."""
-        names = ("spawn_procs", "stop_procs", "kill_procs", "output_text", "listen", "join")
+        names = ("spawn_procs", "stop_procs", "kill_procs", "output_text", "listen", "end_job")
         return {name: getattr(self, name) for name in names}
 
-    def bind(self, runtime: Runtime) -> None:
+    def bind(self, runtime: Runtime, network: Network | None) -> None:
         self.runtime = runtime
+        if network is not None:
+            self._network = network
+            join_network(runtime, network)
         self.broker = Broker(runtime)
         self._launcher.attach(runtime.loop)
         runtime.on_link_ended.append(self._link_ended)
@@ -106,22 +115,26 @@ class Agent:
     async def _start(self, request: SpawnRequest) -> int:
         me = request.me
         runtime = self.runtime
-        spec = ProcSpec(
-            name=f"{me.name}-{me.rank}",
-            entry=ENTRY,
-            payload=ProcConfig(me, runtime.me, request.client, runtime.key, runtime.options).pack(),
-            env=request.env,
-            cwd=request.cwd,
-            sys_path=request.sys_path,
-            preload=request.preload,
-            cpus=request.cpus,
-        )
+        me = replace(me, unix=runtime.me.unix, tcp=runtime.me.tcp)
+        network = self._network
         try:
+            spec = ProcSpec(
+                name=f"{me.name}-{me.rank}",
+                entry=ENTRY,
+                payload=ProcConfig(me, runtime.me, runtime.client, runtime.key, network, runtime.options).pack(),
+                env=request.env,
+                cwd=request.cwd,
+                sys_path=request.sys_path,
+                preload=request.preload,
+                cpus=request.cpus,
+            )
             child = await self._launcher.spawn(spec)
-        except SpawnError as error:
+        except Exception as error:  # whatever it is, who waits for this process must hear of it
             self.broker.gone(me.uid, Evidence(f"was never started: {error}"))
             raise
         proc = _Proc(request, child, runtime.loop)
+        if self._network is not network:  # it came meanwhile
+            self._tell_network(proc)
         self._procs[me.uid] = proc
         proc.output = OutputReader(
             runtime.loop, child.stdout, child.stderr, lambda stream, lines: self._show(proc, stream, lines), keep=runtime.options.log_bytes
@@ -135,10 +148,7 @@ class Agent:
         """Ask processes to stop, kill those that have not after `timeout` seconds; the answer comes when all are gone."""
         procs = [self._procs[uid] for uid in uids if uid in self._procs]
         for proc in procs:
-            try:
-                proc.control.send(STOP)
-            except OSError:
-                proc.child.kill()
+            proc.control.send(STOP)
         if procs:
             _, late = await asyncio.wait([proc.ended for proc in procs], timeout=timeout)
             if late:
@@ -153,46 +163,61 @@ class Agent:
             await asyncio.wait([proc.ended for proc in procs])
 
     def output_text(self, message: Message, uid: str) -> str:
-        """All that a process has printed, as far as it is kept. `LookupError` for one that never was here."""
+        """All that a process has printed, as far as it is kept. `LookupError` for one that never was here, or is long gone."""
         if uid not in self._texts:
-            raise LookupError("no such process was started on this host")
+            raise LookupError(f"no output is kept of that process: it was not started here, or {GONE_TEXTS} have ended since")
         return self._texts[uid]()
 
-    def listen(self, message: Message, address: str) -> str:
-        """Take connections from other hosts too, at ``tcp://HOST:PORT``; returns what to tell them."""
-        return self.open_tcp(*parse_tcp(address))
+    def listen(self, message: Message, host: str, port: int, advertise: str, network: Network) -> str:
+        """Take connections from other hosts too, and tell all processes by which key; returns the ``host:port`` to tell the others.
 
-    def open_tcp(self, host: str, port: int, advertise: str = "") -> str:
-        """The same; `advertise` is what others shall use instead of `host`. Raises `AddressError`."""
-        names = usable_addresses(advertise or (socket.gethostname() if host in ("0.0.0.0", "::", "*") else host))
-        listener = listen_tcp("" if host == "*" else host, port)
+        Raises `AddressError` if that can't be had, `UsageError` if the files of TLS can't be used.
+        """
+        names = usable_addresses(advertise or host)
+        join_network(self.runtime, network)
+        listener = listen_tcp(host, port)
         where = f"[{names[0]}]" if ":" in names[0] else names[0]
         told = f"{where}:{listener.getsockname()[1]}"
         self.runtime.me = replace(self.runtime.me, tcp=told)
+        self.runtime.client = replace(self.runtime.client, tcp=told)
         self.runtime.tasks.start(self.broker.serve(listener), name=f"listening on {told}")
+        self._network = network
+        for proc in self._procs.values():
+            self._tell_network(proc)
         return told
 
-    def join(self, message: Message) -> ProcAddress:
-        """The address of this agent, for whoever attaches to it."""
-        return self.runtime.me
+    def _tell_network(self, proc: _Proc) -> None:
+        """A process was started before the job had other hosts."""
+        assert self._network is not None
+        proc.control.send(NETWORK + self._network.pack())
+
+    async def end_job(self, message: Message, timeout: float) -> None:
+        """Stop every process; the answer comes when all are gone, and then this agent ends. For agents on other hosts than the client's."""
+        await self.stop_procs(None, list(self._procs), timeout)
+        self.ending.set()
 
     # What happens to processes.
 
     async def _exited(self, proc: _Proc) -> None:
         how = proc.child.exited.result()
         me = proc.request.me
+        evidence = Evidence(how.describe(), how.code, how.signal)
+        # Who waits for it must not wait for its output, which a descendant may hold open.
+        del self._procs[me.uid]
+        self.broker.gone(me.uid, evidence)
+        proc.ended.set_result(evidence)
+        tell(self.runtime, proc.request.owner, "proc_exited", me, evidence)
         try:
-            async with asyncio.timeout(0.2):
+            async with asyncio.timeout(OUTPUT_TAIL):
                 await proc.output.finished  # a descendant may hold the pipes; it is being killed
         except TimeoutError:
             pass
         proc.output.close()
-        evidence = Evidence(how.describe(), how.code, how.signal)
-        del self._procs[me.uid]
+        proc.control.close()
         proc.child.close()
-        self.broker.gone(me.uid, evidence)
-        proc.ended.set_result(evidence)
-        tell(self.runtime, proc.request.owner, "proc_exited", me, evidence)
+        self._gone_texts.append(me.uid)
+        if len(self._gone_texts) > GONE_TEXTS:
+            self._texts.pop(self._gone_texts.popleft(), None)
         await self._end_of_owner(me.uid)
 
     def _link_ended(self, peer: Peer, evidence: Evidence) -> None:
@@ -211,7 +236,7 @@ class Agent:
         proc.under_way += 1
         if proc.under_way == OUTPUT_UNDER_WAY:
             proc.output.pause()
-        shown = ask(self.runtime, request.client, "output", request.me.name, request.me.rank, request.size, stream, lines)
+        shown = ask(self.runtime, self.runtime.client, "output", request.me.name, request.me.rank, request.size, stream, lines)
         shown.add_done_callback(lambda done: self._shown(proc, done))
 
     def _shown(self, proc: _Proc, done: asyncio.Future[Any]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from monarch_async._core.events import Evidence, Failure
 from monarch_async._runtime.context import Handler, Message, Origin, Waiter
+from monarch_async._runtime.debt import Debt
+from monarch_async._runtime.suspects import Step
 from monarch_async._runtime.tasks import TaskSet
 from monarch_async._runtime.thread import ActorThread
 from monarch_async.options import Options
@@ -54,6 +56,7 @@ class Residence(Protocol):
     tasks: TaskSet
     log: logging.Logger
     busy: set[Any]
+    indebted: set[Debt]
     ticking: bool
 
     @property
@@ -67,6 +70,8 @@ class Residence(Protocol):
 
     def forget(self, cell: Any) -> None:
         """The actor is gone."""
+
+    others_wait: Callable[[Origin, Sequence[Step]], Coroutine[Any, Any, bool]]
 
     def find_waiter(self, request: int) -> Waiter | None:
         """Who waits for a request that this process made."""

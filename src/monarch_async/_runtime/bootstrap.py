@@ -1,7 +1,8 @@
-"""What a fresh interpreter runs to become the agent of a client: ``main(fd)``, `fd` being its control socket to that client.
+"""What a fresh interpreter runs to become an agent: ``main(fd)``, `fd` being its control socket to the process that started it.
 
-The order matters: read the configuration, fork the zygote while there is no loop and no thread, then serve. When the client closes the
-socket, or is gone, everything below ends, and the files too.
+That is the client on the client's own host, and a worker (`worker.py`) elsewhere. The order matters: read the configuration, fork the zygote
+while there is no loop and no thread, then serve. Everything below ends, and the files too, when whoever started it is gone or says so, and on
+another host than the client's also when the client has said goodbye or was out of reach for the lease.
 """
 
 from __future__ import annotations
@@ -11,70 +12,139 @@ import logging
 import os
 import shutil
 import socket
+import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from monarch_async._channel.dial import listen_unix
 from monarch_async._core.events import Evidence
 from monarch_async._runtime.agent import Agent
+from monarch_async._runtime.child import Exit
 from monarch_async._runtime.config import AgentConfig
-from monarch_async._runtime.control import Control
+from monarch_async._runtime.control import ENDING, Control, ControlWriter
 from monarch_async._runtime.launcher import Launcher
 from monarch_async._runtime.loops import new_event_loop
+from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import base_service
 
-__all__ = ["READY", "main"]
+__all__ = ["READY", "main", "start_agent"]
 
 READY = b"r"
 _MAX_CONFIG = 1 << 20
+_BOOT = "import sys; sys.path.insert(0, sys.argv[2]); from monarch_async._runtime.bootstrap import main; main(int(sys.argv[1]))"
+_PACKAGE_PARENT = str(Path(__file__).parents[2])
+
+
+def start_agent(config: AgentConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start an agent as a process of its own; returns it and the control socket to it, on which it says `READY` when it serves.
+
+    Raises `OSError` when the system refuses.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, str(theirs.fileno()), _PACKAGE_PARENT],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        ours.send(config.pack())
+    except BaseException:
+        ours.close()
+        raise
+    ours.setblocking(False)
+    return process, ours
 
 
 def main(fd: int) -> None:
-    """Be an agent until the client is done. Called by `client.start_agent` with ``python -c``."""
+    """Be an agent. Called by `start_agent` with ``python -c``."""
     control = socket.socket(fileno=fd)
-    client_pidfd = os.pidfd_open(os.getppid())
+    control.set_inheritable(False)
     config = AgentConfig.unpack(control.recv(_MAX_CONFIG))
+    parent = os.pidfd_open(config.parent) if os.getppid() == config.parent else -1
+    if parent < 0:
+        shutil.rmtree(config.directory, ignore_errors=True)
+        return  # it is gone already
     sys.path[:] = config.sys_path
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     launcher = Launcher.start()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_serve(config, launcher, control, client_pidfd))
+            runner.run(_serve(config, launcher, control, parent))
     finally:
         launcher.close()
         shutil.rmtree(config.directory, ignore_errors=True)
 
 
 class _ClientTarget:
-    """The client, as connections to it are routed."""
+    """The client on this host, as connections to it are routed."""
 
     def __init__(self, control: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-        self.control = control
+        self.control = ControlWriter(loop, control)
         self.ended: asyncio.Future[Evidence] = loop.create_future()
 
 
-async def _serve(config: AgentConfig, launcher: Launcher, control: socket.socket, client_pidfd: int) -> None:
+async def _serve(config: AgentConfig, launcher: Launcher, control: socket.socket, parent: int) -> None:
     agent = Agent(launcher)
     service, table = base_service()
     runtime = Runtime(config.agent, config.key, config.options, {**table, **agent.table})
     service.bind(runtime)
-    agent.bind(runtime)
+    runtime.client = config.client
+    agent.bind(runtime, config.network)
     broker = agent.broker
     runtime.tasks.start(broker.serve(listen_unix(config.agent.unix)), name="listening")
-    broker.announce(config.client.uid)
-    broker.started(config.client.uid, _ClientTarget(control, runtime.loop))
-    asked = asyncio.Event()
     gone = asyncio.Event()
-    reader = Control(runtime, control, on_stop=asked.set, on_end=gone.set)
-    # A child that the client has forked may hold its end of the socket open, so the process itself is watched too.
-    runtime.loop.add_reader(client_pidfd, gone.set)
+    if config.client.host == config.agent.host:
+        broker.announce(config.client.uid)
+        broker.started(config.client.uid, _ClientTarget(control, runtime.loop))
+    else:
+        _follow_client(runtime, agent.ending, gone)
+    asked = agent.ending
+    reader = Control(runtime, control, on_stop=asked.set, on_end=gone.set, on_route=broker.take)
+    # A child that the parent has forked may hold its end of the socket open, so the process itself is watched too.
+    runtime.loop.add_reader(parent, gone.set)
     control.send(READY)
-    launcher.lost.add_done_callback(lambda _: gone.set())
-    ends = [asyncio.ensure_future(event.wait()) for event in (asked, gone)]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    for end in ends:
-        end.cancel()
-    runtime.loop.remove_reader(client_pidfd)
+
+
+    def lost(done: asyncio.Future[Exit]) -> None:
+        control.send(ENDING + f"its root zygote was lost ({done.result().describe()})".encode())
+        gone.set()
+
+    launcher.lost.add_done_callback(lost)
+    await _first([asked, gone])
+    runtime.loop.remove_reader(parent)
+    os.close(parent)
     await agent.close(config.options.stop_timeout if asked.is_set() and not gone.is_set() else 0.0)
     reader.close()
     await runtime.close("the job has ended")
+
+
+def _follow_client(runtime: Runtime, asked: asyncio.Event, gone: asyncio.Event) -> None:
+    """Set `gone` when there is no link with the client any more, or none within the lease."""
+    client = runtime.client.uid
+
+    def none_yet() -> None:
+        if client not in runtime.peers or not runtime.peers[client].links:
+            gone.set()
+
+    def ended(peer: Peer, evidence: Evidence) -> None:
+        if peer.address.uid != client or peer.links:
+            return
+        if runtime.stopping is None and not asked.is_set():
+            runtime.log.warning("%s: the job's processes here are ended, for its client %s", runtime.me, evidence.text)
+        gone.set()
+
+    runtime.loop.call_later(runtime.options.lease, none_yet)
+    runtime.on_link_ended.append(ended)
+
+
+async def _first(events: Sequence[asyncio.Event]) -> None:
+    """Until one of them is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()

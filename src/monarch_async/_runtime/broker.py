@@ -11,22 +11,25 @@ import asyncio
 import socket
 from typing import Protocol
 
-from monarch_async._channel.dial import PASSED, peer_is_me, read_route, refuse
+from monarch_async._channel.dial import PASSED, Route, peer_is_me, read_route, refuse
 from monarch_async._core.events import Evidence
 from monarch_async._runtime.connect import accept
+from monarch_async._runtime.control import CONNECTION, ControlWriter
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.errors import ChannelError
 
-__all__ = ["Broker", "Target", "pass_socket"]
+__all__ = ["Broker", "Target"]
 
 DYING = 2.0
 """Seconds that a process may take from closing its sockets to being reaped."""
+REMEMBERED = 100_000
+"""How many ends are kept for who asks later."""
 
 
 class Target(Protocol):
     """A process as the broker sees it."""
 
-    control: socket.socket
+    control: ControlWriter
     ended: asyncio.Future[Evidence]
 
 
@@ -57,6 +60,8 @@ class Broker:
         if future is not None and not future.done():
             future.cancel()
         self._gone[uid] = evidence
+        if len(self._gone) > REMEMBERED:
+            del self._gone[next(iter(self._gone))]
 
     async def serve(self, listener: socket.socket) -> None:
         """Take connections until cancelled. Owns the listener."""
@@ -71,28 +76,37 @@ class Broker:
                     continue
                 self._runtime.tasks.start(self._route(sock), name="routing a connection")
 
-    async def _route(self, sock: socket.socket) -> None:
+    def take(self, sock: socket.socket, route: Route) -> None:
+        """A connection for this host, of which is known already what it asks for. Owns it."""
+        self._runtime.tasks.start(self._route(sock, route), name="routing a connection")
+
+    async def _route(self, sock: socket.socket, route: Route | None = None) -> None:
         options = self._runtime.options
         sock.setblocking(False)
         handed_over = False
         try:
             if sock.family == socket.AF_UNIX and not peer_is_me(sock):
                 raise ChannelError("a connection from another user")
-            async with asyncio.timeout(options.handshake_timeout):
-                route = await read_route(sock)
-            if route.target == self._runtime.me.uid:
+            if route is None:
+                async with asyncio.timeout(options.handshake_timeout):
+                    route = await read_route(sock)
+            host, _, uid = route.target.rpartition("/")
+            if host and host != self._runtime.me.host:
+                await refuse(sock, Evidence("no agent of that job is here").to_map())
+                return
+            if uid == self._runtime.me.uid:
                 await self._runtime.loop.sock_sendall(sock, PASSED)
                 if not route.query:
                     handed_over = True
                     await accept(self._runtime, sock)
                 return
-            target = await self._find(route.target)
+            target = await self._find(uid)
             if isinstance(target, Evidence):
                 await refuse(sock, target.to_map())
                 return
             await self._runtime.loop.sock_sendall(sock, PASSED)
             if not route.query:
-                await pass_socket(self._runtime.loop, target.control, sock)
+                target.control.send(CONNECTION, sock)
         except (OSError, ChannelError, TimeoutError) as error:
             self._runtime.log.info("a connection was not routed: %s", str(error) or type(error).__name__)
         finally:
@@ -115,38 +129,8 @@ class Broker:
         if uid in self._gone:
             return self._gone[uid]
         target = self._targets[uid].result()
-        if _has_closed(target.control):
+        if target.control.has_ended():
             done, _ = await asyncio.wait([target.ended], timeout=DYING)
             if done:
                 return target.ended.result()
         return target
-
-
-def _has_closed(control: socket.socket) -> bool:
-    """Whether the other end of a control socket is closed, which a process does when it dies."""
-    try:
-        return control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-async def pass_socket(loop: asyncio.AbstractEventLoop, control: socket.socket, sock: socket.socket) -> None:
-    """Give a connection to the process at the other end of a control socket."""
-    while True:
-        try:
-            socket.send_fds(control, [b"c"], [sock.fileno()])
-            return
-        except BlockingIOError:
-            writable: asyncio.Future[None] = loop.create_future()
-            loop.add_writer(control.fileno(), _wake, writable)
-            try:
-                await writable
-            finally:
-                loop.remove_writer(control.fileno())

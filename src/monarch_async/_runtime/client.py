@@ -10,32 +10,33 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from monarch_async._channel.keys import generate_key
 from monarch_async._core.events import Evidence
 from monarch_async._core.lines import OutputFolder, Stream
-from monarch_async._runtime.bootstrap import READY
-from monarch_async._runtime.config import AgentConfig
+from monarch_async._runtime.attach import attach
+from monarch_async._runtime.bootstrap import READY, start_agent
+from monarch_async._runtime.child import Exit
+from monarch_async._runtime.config import AgentConfig, Network
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.control import STOP, Control
 from monarch_async._runtime.current import install, uninstall
+from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import base_service
-from monarch_async.errors import SpawnError
+from monarch_async._runtime.service import ask, base_service
+from monarch_async.errors import ActorDied, MonarchError, SpawnError, UsageError
 from monarch_async.ids import ProcAddress, new_uid
 from monarch_async.options import Options
 
 __all__ = ["Client"]
 
-_BOOT = "import sys; sys.path.insert(0, sys.argv[2]); from monarch_async._runtime.bootstrap import main; main(int(sys.argv[1]))"
-_PACKAGE_PARENT = str(Path(__file__).parents[2])
+ABANDONED = 5.0
+"""Seconds that the agent may take to end what a loop that was closed has left."""
 
 
 class Client:
@@ -45,10 +46,10 @@ class Client:
     """Ends the job when the loop does; see `ambient`."""
 
     def __init__(self, options: Options, key: bytes | None = None) -> None:
-        uid, agent_uid, host = new_uid(), new_uid(), new_uid()
+        uid, host = new_uid(), new_uid()
         self.directory = tempfile.mkdtemp(prefix="monarch-async-")
         unix = os.path.join(self.directory, "agent")
-        self.agent = ProcAddress(agent_uid, host, unix, name="agent")
+        self.agent = ProcAddress(host, host, unix, name="agent")
         me = ProcAddress(uid, host, unix, name="client")
         self._folder = OutputFolder(options.fold_window)
         self._show_timer: asyncio.TimerHandle | None = None
@@ -59,27 +60,68 @@ class Client:
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Control | None = None
-        self._ready = self.runtime.agent_up = self.runtime.loop.create_future()
+        self.network: Network | None = None  # set once there are other hosts
+        self.agents: dict[str, ProcAddress] = {}  # of other hosts
+        self._attaching = asyncio.Lock()
+        self._ready = self.runtime.hosts_up[host] = self.runtime.loop.create_future()
+        self.runtime.on_link_ended.append(self._link_ended)
         self._closed = False
         install(self.runtime)
 
     def start_agent(self) -> None:
-        """Start the agent of this host, if it was not started before."""
-        if self._process is not None:
+        """Start the agent of this host, if it was not started before. Raises `SpawnError` when the system refuses."""
+        if self._process is not None or self._closed:
             return
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), _PACKAGE_PARENT],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
         runtime = self.runtime
-        config = AgentConfig(self.agent, runtime.me, runtime.key, self._options, self.directory, tuple(sys.path))
-        self._ours.send(config.pack())
+        config = AgentConfig(
+            self.agent, runtime.me, runtime.key, None, self._options, self.directory, tuple(map(os.path.abspath, sys.path)), os.getpid()
+        )
+        try:
+            self._process, self._ours = start_agent(config)
+        except OSError as error:
+            raise SpawnError(f"the host agent could not be started: {error}") from error
         runtime.loop.add_reader(self._ours.fileno(), self._first_answer)
+
+    def attach(self, workers: Sequence[str], network: Network, advertise: str) -> list[ProcAddress]:
+        """Have workers start agents for this job, in the background; returns the addresses these will have.
+
+        What goes wrong is raised by `attached`. Raises `UsageError` if the job has another key already.
+        """
+        if self.network is not None and self.network != network:
+            raise UsageError("this job is attached to workers with another key or TLS: all hosts of a job share one")
+        self.start_agent()
+        self.network = network
+        runtime = self.runtime
+        agents = []
+        for worker in workers:
+            uid = new_uid()
+            agents.append(ProcAddress(uid, uid, "", worker.removeprefix("tcp://"), name="agent of " + worker))
+        up: asyncio.Future[None] = runtime.loop.create_future()
+        up.add_done_callback(lambda done: done.cancelled() or done.exception())
+        for agent in agents:
+            self.agents[agent.uid] = agent
+            runtime.hosts_up[agent.host] = up
+        runtime.tasks.start(self._attach(agents, advertise, up), name="attaching to workers")
+        return agents
+
+    async def _attach(self, agents: list[ProcAddress], advertise: str, up: asyncio.Future[None]) -> None:
+        try:
+            assert self.network is not None
+            await self.ready()
+            async with self._attaching:
+                me = await attach(self.runtime, agents, self.network, advertise)
+            self.runtime.me = self.runtime.client = me
+        except MonarchError as error:
+            for agent in agents:
+                del self.agents[agent.uid]
+            up.set_exception(error)
+        else:
+            up.set_result(None)
+
+    async def attached(self, agents: Iterable[ProcAddress]) -> None:
+        """Wait until the hosts of these agents can be used. Raises what went wrong: `AddressError`, `AuthenticationError`, `SpawnError`…"""
+        for up in {self.runtime.hosts_up[agent.host] for agent in agents if agent.host in self.runtime.hosts_up}:
+            await asyncio.shield(up)
 
     @property
     def table(self) -> Mapping[str, Callable[..., Any]]:
@@ -106,12 +148,21 @@ class Client:
         await asyncio.shield(self._ready)
 
     def _agent_died(self) -> None:
+        """The agent of this host has closed its socket, which only its end does."""
         if not self._closed and self._process is not None:
-            code = self._process.poll()
-            evidence = Evidence(f"the agent of this host is gone (exit status {code})")
-            for peer in list(self.runtime.peers.values()):
-                if peer.address.host == self.runtime.me.host:
-                    peer.gone(evidence)
+            self.runtime.tasks.start(self._bury_agent(self._process), name="burying the agent")
+
+    async def _bury_agent(self, process: subprocess.Popen[bytes]) -> None:
+        """Say what became of the agent, and with it of everything on this host."""
+        await self._wait_for_agent(process)
+        shutil.rmtree(self.directory, ignore_errors=True)
+        code = process.returncode
+        how = self._control.reason if self._control is not None else ""
+        how = how or Exit(code=code if code >= 0 else None, signal=-code if code < 0 else None).describe()
+        evidence = Evidence(f"lost with the agent of this host: {how}")
+        for peer in list(self.runtime.peers.values()):
+            if peer.address.host == self.runtime.me.host:
+                peer.gone(evidence)
 
     # What the agent tells.
 
@@ -145,22 +196,14 @@ class Client:
     # The end.
 
     async def close(self) -> None:
-        """Stop everything that this client has started, the agent too; returns when it is gone."""
+        """Stop everything that this client has started, on all hosts, the agents too; returns when it is gone."""
         if self._closed:
             return
         self._closed = True
         runtime = self.runtime
-        loop = runtime.loop
         await runtime.stop_cells("the job has ended")
         runtime.ownership.clear()
-        if self._process is not None:
-            if self._control is not None:
-                with contextlib.suppress(OSError):  # it may be gone already
-                    self._ours.send(STOP)
-            else:
-                loop.remove_reader(self._ours.fileno())
-                self._ours.close()
-            await asyncio.shield(self._wait_for_agent(self._process))
+        await asyncio.gather(self._end_here(), *(self._end_there(agent) for agent in self.agents.values()))
         if self._show_timer is not None:
             self._show_timer.cancel()
         self._print(self._folder.flush())
@@ -169,6 +212,33 @@ class Client:
             self._control.close()
         shutil.rmtree(self.directory, ignore_errors=True)
         uninstall(runtime)
+
+    async def _end_here(self) -> None:
+        if self._process is None:
+            return
+        if self._control is not None:
+            with contextlib.suppress(OSError):  # it may be gone already
+                self._ours.send(STOP)
+        else:
+            self.runtime.loop.remove_reader(self._ours.fileno())
+            self._ours.close()
+        await asyncio.shield(self._wait_for_agent(self._process))
+
+    async def _end_there(self, agent: ProcAddress) -> None:
+        """On another host; what does not answer is left to its lease."""
+        timeout = self._options.stop_timeout
+        if not self.runtime.hosts_up[agent.host].done() or self.runtime.peer(agent).evidence is not None:
+            return
+        with contextlib.suppress(ActorDied, TimeoutError):
+            async with asyncio.timeout(timeout + 2.0):
+                await ask(self.runtime, agent, "end_job", timeout)
+
+    def _link_ended(self, peer: Peer, evidence: Evidence) -> None:
+        """A host that was out of reach for the lease has ended what it ran for this job."""
+        if peer.address.uid in self.agents and not peer.links and not self._closed:
+            for other in list(self.runtime.peers.values()):
+                if other.address.host == peer.address.host:
+                    other.gone(Evidence(f"its host ({peer.address.tcp}) is {evidence.text}"))
 
     async def _wait_for_agent(self, process: subprocess.Popen[bytes]) -> None:
         """Until the agent has ended, by force if it takes longer than it may."""
@@ -193,5 +263,9 @@ class Client:
             uninstall(self.runtime)
             if self._process is not None:
                 self._ours.close()
-                self._process.wait()
+                try:
+                    self._process.wait(ABANDONED)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
             shutil.rmtree(self.directory, ignore_errors=True)

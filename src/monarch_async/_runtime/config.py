@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgpack
 
+from monarch_async._channel.tls import TLS
 from monarch_async.ids import ProcAddress
 from monarch_async.options import Options
 
-__all__ = ["AgentConfig", "ProcConfig"]
+__all__ = ["AgentConfig", "Network", "ProcConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How links between hosts are secured: the key that both ends hold, and TLS where it is wanted."""
+
+    key: bytes
+    tls: TLS | None = None
+
+    def pack(self) -> bytes:
+        packed: bytes = msgpack.packb(asdict(self))
+        return packed
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        return cls.from_fields(msgpack.unpackb(data))
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        return cls(fields["key"], TLS(**fields["tls"]) if fields["tls"] else None)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcConfig:
-    """For a proc: who it is, whom it works for, and the secret of the job."""
+    """For a proc: who it is, whom it works for, the secret of its host, and that of the network once the job has other hosts."""
 
     me: ProcAddress
     agent: ProcAddress
     client: ProcAddress
     key: bytes
+    network: Network | None
     options: Options
 
     def pack(self) -> bytes:
@@ -28,40 +50,45 @@ class ProcConfig:
         return packed
 
     @classmethod
-    def unpack(cls, data: bytes) -> ProcConfig:
+    def unpack(cls, data: bytes) -> Self:
         fields: dict[str, Any] = msgpack.unpackb(data)
         return cls(
             ProcAddress(**fields["me"]),
             ProcAddress(**fields["agent"]),
             ProcAddress(**fields["client"]),
             fields["key"],
+            Network.from_fields(fields["network"]) if fields["network"] else None,
             Options(**fields["options"]),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """For the agent of a client: the client it serves and where its own files are."""
+    """For an agent: the client it serves, which process started it, where its own files are. Its import path is the starter's or the worker's."""
 
     agent: ProcAddress
     client: ProcAddress
     key: bytes
+    network: Network | None
     options: Options
     directory: str
     sys_path: tuple[str, ...]
+    parent: int
 
     def pack(self) -> bytes:
         packed: bytes = msgpack.packb(asdict(self))
         return packed
 
     @classmethod
-    def unpack(cls, data: bytes) -> AgentConfig:
+    def unpack(cls, data: bytes) -> Self:
         fields: dict[str, Any] = msgpack.unpackb(data)
         return cls(
             ProcAddress(**fields["agent"]),
             ProcAddress(**fields["client"]),
             fields["key"],
+            Network.from_fields(fields["network"]) if fields["network"] else None,
             Options(**fields["options"]),
             fields["directory"],
             tuple(fields["sys_path"]),
+            fields["parent"],
         )

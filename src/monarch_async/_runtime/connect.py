@@ -1,7 +1,15 @@
 """Keeping links connected: dialing, accepting, reconnecting, and finding out that there is no use.
 
 Who made a link dials again when its connection is lost; the other side asks the peer's agent meanwhile. Either stops when the agent says
-that the process is gone, or when the lease is over without a connection.
+that the process is gone, or when the lease is over.
+
+Between hosts:
+
+* The lease counts from when the other host was last known to be there, not from when its silence was noticed. A peer that is too busy to read
+  is not silent: its kernel acknowledges what is sent to it.
+* Who gives up first does not matter, since both ends count from the same silence.
+* A host that answers and refuses the connection for `REFUSED_FOR` seconds has no agent of this job any more.
+* Links are secured by the key of the network, and TLS where that was given; inside a host by that host's own key, over unix sockets.
 """
 
 from __future__ import annotations
@@ -11,23 +19,26 @@ import logging
 import os
 import socket
 import ssl
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
-from monarch_async._channel.dial import Gone, connect, query
+from monarch_async._channel.dial import Gone, connect, parse_tcp, query
 from monarch_async._channel.stream import Stream, authenticate, open_stream
 from monarch_async._core.events import Evidence
 from monarch_async._core.framing import Seal
 from monarch_async._core.handshake import NONCE_BYTES, Established, Handshake
+from monarch_async._runtime.config import Network
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.tasks import TaskSet
-from monarch_async.errors import AuthenticationError, ChannelError, HandshakeError, ProtocolError, SpawnError, VersionMismatch
+from monarch_async.errors import AuthenticationError, ChannelError, HandshakeError, MonarchError, ProtocolError, VersionMismatch
 from monarch_async.ids import ProcAddress
 from monarch_async.options import Options
 
-__all__ = ["Party", "accept", "keep"]
+__all__ = ["Party", "accept", "address_fields", "address_of", "join_network", "keep", "patience"]
 
 FIRST_DELAY, MAX_DELAY = 0.01, 0.5
+REFUSED_FOR = 1.0
 
 
 class Party(Protocol):
@@ -35,18 +46,32 @@ class Party(Protocol):
 
     loop: asyncio.AbstractEventLoop
     me: ProcAddress
+    client: ProcAddress
     key: bytes
+    network_key: bytes | None
     options: Options
     log: logging.Logger
     tasks: TaskSet
     tls_client: ssl.SSLContext | None
     tls_server: ssl.SSLContext | None
-    agent_up: asyncio.Future[None] | None
+    hosts_up: dict[str, asyncio.Future[None]]
     closing: bool
 
     def peer(self, address: ProcAddress) -> Peer: ...
 
     def new_link(self, peer: Peer, session: str) -> Link: ...
+
+
+def join_network(runtime: Party, network: Network) -> None:
+    """From now on this process can have links with other hosts. Raises `UsageError` when the files of TLS can't be used."""
+    runtime.tls_client = network.tls.client() if network.tls is not None else None
+    runtime.tls_server = network.tls.server() if network.tls is not None else None
+    runtime.network_key = network.key
+
+
+def patience(options: Options) -> float:
+    """Seconds for which another host may leave unacknowledged what is sent to it, until the connection counts as lost."""
+    return min(3 * options.heartbeat, options.lease / 2)
 
 
 def keep(runtime: Party, peer: Peer, link: Link, *, dialed: bool) -> None:
@@ -69,22 +94,64 @@ def keep(runtime: Party, peer: Peer, link: Link, *, dialed: bool) -> None:
         runtime.tasks.start(_probe(runtime, link), name=f"probing {peer.address}")
 
 
+class _Attempts:
+    """When to try again, and when to give up."""
+
+    def __init__(self, runtime: Party, link: Link) -> None:
+        self._now = runtime.loop.time
+        self._options = runtime.options
+        now = self._now()
+        # What is lost by silence was silent for as long as it takes to notice.
+        known = max(link.last_heard, now - patience(runtime.options)) if link.connections else now
+        self._deadline = known + self._options.lease
+        self._delay = FIRST_DELAY
+        self._refused_since: float | None = None
+
+    def answered(self) -> None:
+        """The host is there, and so is the process, however long it is too busy to answer."""
+        self._deadline = max(self._deadline, self._now() + self._options.lease)
+        self._refused_since = None
+
+    def failed(self, error: Exception, *, abroad: bool) -> Evidence | None:
+        """One more failure; returns why it is no use to go on, if it is none."""
+        now = self._now()
+        if abroad and isinstance(error.__cause__, ConnectionRefusedError):
+            self._refused_since = self._refused_since or now
+            if now - self._refused_since >= REFUSED_FOR:
+                return Evidence(f"its host's agent is gone: {error}")
+        else:
+            self._refused_since = None
+        if now + self._delay > self._deadline:
+            text = str(error) or type(error).__name__
+            return Evidence(f"unreachable for the lease of {self._options.lease:g} s (option lease): {text}")
+        return None
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self._delay)
+        self._delay = min(2 * self._delay, MAX_DELAY)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that one attempt may take to reach the host: a lost packet may cost one, one must not outlast the lease."""
+        return max(0.1, min(patience(self._options), self._deadline - self._now()))
+
+
 async def _dial(runtime: Party, peer: Peer, link: Link) -> None:
-    loop, options = runtime.loop, runtime.options
-    if runtime.agent_up is not None and peer.address.host == runtime.me.host:
+    up = runtime.hosts_up.get(peer.address.host)
+    if up is not None:
         try:
-            await asyncio.shield(runtime.agent_up)
-        except SpawnError as error:
+            await asyncio.shield(up)
+        except MonarchError as error:
             peer.gone(Evidence(str(error)))
             return
-    deadline = loop.time() + options.lease
-    delay = FIRST_DELAY
+    abroad = peer.address.host != runtime.me.host
+    attempts = _Attempts(runtime, link)
     while not link.ended and not runtime.closing:
+        where = _where(runtime, peer.address)
         try:
-            sock = await connect(runtime.me, peer.address)
-            # Its agent answered, so its host is there, and so is the process, however long it is too busy to answer.
-            deadline = max(deadline, loop.time() + options.lease)
-            await _greet(runtime, peer, link, sock)
+            sock = await connect(runtime.me, where, attempts.timeout)
+            attempts.answered()
+            await _greet(runtime, peer, link, sock, where)
             return
         except Gone as gone:
             peer.gone(Evidence.from_map(gone.evidence))
@@ -93,24 +160,37 @@ async def _dial(runtime: Party, peer: Peer, link: Link) -> None:
             peer.ended(link, Evidence(f"no link to {peer.address}: {error}"))
             return
         except (OSError, ChannelError) as error:
-            if loop.time() + delay > deadline:
-                peer.ended(link, Evidence(f"{peer.address} can't be reached: {error}"))
+            evidence = attempts.failed(error, abroad=abroad)
+            if evidence is not None:
+                peer.ended(link, evidence)
                 return
-        await asyncio.sleep(delay)
-        delay = min(2 * delay, MAX_DELAY)
+        await attempts.pause()
 
 
-async def _greet(runtime: Party, peer: Peer, link: Link, sock: socket.socket) -> None:
+def _where(runtime: Party, address: ProcAddress) -> ProcAddress:
+    """An address with what is known here of how to reach it: who made it may not have been on a network yet, or is on another host."""
+    if address.host == runtime.me.host:
+        return replace(address, unix=runtime.me.unix)
+    tcp = runtime.client.tcp if address.host == runtime.client.host and runtime.client.tcp else address.tcp
+    # The host is named too, since one port may serve the agents of several jobs.
+    return replace(address, tcp=tcp, uid=f"{address.host}/{address.uid}")
+
+
+async def _greet(runtime: Party, peer: Peer, link: Link, sock: socket.socket, where: ProcAddress) -> None:
     """Authenticate on a socket that is in the peer's hands, and go on with the session over it."""
     address = peer.address
     remote = address.host != runtime.me.host
-    tls = runtime.tls_client if remote else None
-    patience = 3 * runtime.options.heartbeat
-    stream = await open_stream(sock, tls=tls, server=False, host=address.tcp.rpartition(":")[0], patience=patience)
-    hello = _hello(runtime) | {"session": link.session, "received": link.last_received, "resume": link.connections > 0}
     options = runtime.options
+    key = runtime.network_key if remote else runtime.key
+    if key is None:
+        sock.close()
+        raise ChannelError(f"{runtime.me} has no key for links with other hosts")
+    tls = runtime.tls_client if remote else None
+    host = parse_tcp(where.tcp)[0] if remote else ""
+    stream = await open_stream(sock, tls=tls, server=False, host=host, patience=patience(options))
+    hello = address_fields(runtime.me) | {"session": link.session, "received": link.last_received, "resume": link.connections > 0}
     handshake = Handshake.dial(
-        runtime.key,
+        key,
         hello,
         os.urandom(NONCE_BYTES),
         runtime.loop.time(),
@@ -145,11 +225,16 @@ async def accept(runtime: Party, sock: socket.socket) -> None:
         found.append(link)
         return {"known": True, "received": link.last_received}
 
+    key = runtime.network_key if remote else runtime.key
+    if key is None:
+        sock.close()
+        runtime.log.warning("a connection from another host was refused: this job has no other hosts")
+        return
     try:
-        stream = await open_stream(sock, tls=runtime.tls_server if remote else None, server=True, patience=3 * options.heartbeat)
+        stream = await open_stream(sock, tls=runtime.tls_server if remote else None, server=True, patience=patience(options))
         handshake = Handshake.accept(
-            runtime.key,
-            _hello(runtime),
+            key,
+            address_fields(runtime.me),
             os.urandom(NONCE_BYTES),
             runtime.loop.time(),
             decide,
@@ -175,7 +260,10 @@ def _find_link(runtime: Party, hello: dict[str, Any]) -> Link | None:
     session = hello.get("session")
     if not isinstance(session, str) or not session:
         raise HandshakeError("a hello without a session")
-    peer = runtime.peer(_address_of(hello))
+    address = address_of(hello)
+    if address is None:
+        raise HandshakeError("a hello without a proper address")
+    peer = runtime.peer(address)
     link = next((link for link in peer.links if link.session == session), None)
     if link is None and not hello.get("resume") and peer.evidence is None:
         link = runtime.new_link(peer, session)
@@ -191,38 +279,40 @@ def _attach(link: Link, stream: Stream, done: Established, received: Any, *, sea
     stream.bind(link, done.rest)
 
 
-def _hello(runtime: Party) -> dict[str, Any]:
-    me = runtime.me
-    return {"uid": me.uid, "host": me.host, "unix": me.unix, "tcp": me.tcp, "name": me.name, "rank": me.rank}
+def address_fields(address: ProcAddress) -> dict[str, Any]:
+    """An address as it stands in a hello."""
+    return asdict(address)
 
 
-def _address_of(hello: dict[str, Any]) -> ProcAddress:
-    """The address in a hello. `HandshakeError` if it is none."""
+def address_of(hello: object) -> ProcAddress | None:
+    """The address in a hello, if there is a proper one."""
     match hello:
         case {"uid": str(uid), "host": str(host), "unix": str(unix), "tcp": str(tcp), "name": str(name), "rank": int(rank)} if uid:
             return ProcAddress(uid, host, unix, tcp, name, rank)
-    raise HandshakeError("a hello without a proper address")
+    return None
 
 
 async def _await_dialer(runtime: Party, peer: Peer, link: Link) -> None:
     """The side that was dialed: wait for the peer to come back, as long as it may exist."""
-    loop = runtime.loop
-    deadline = loop.time() + runtime.options.lease
-    delay = FIRST_DELAY
+    abroad = peer.address.host != runtime.me.host
+    attempts = _Attempts(runtime, link)
     connections = link.connections
     while not link.ended and link.connections == connections and not runtime.closing:
         try:
-            await query(runtime.me, peer.address)
+            await query(runtime.me, _where(runtime, peer.address), attempts.timeout)
+            error: Exception = ChannelError("it lives, but did not come back")
         except Gone as gone:
             peer.gone(Evidence.from_map(gone.evidence))
             return
-        except (OSError, ChannelError):
-            pass  # its host can't be reached from here; it may still reach this one
-        if loop.time() + delay > deadline:
-            peer.ended(link, Evidence(f"{peer.address} did not come back within the option lease={runtime.options.lease:g} s"))
+        except (OSError, ChannelError) as failed:
+            error = failed  # its host can't be reached from here; it may still reach this one
+        if link.connections != connections:
             return
-        await asyncio.sleep(delay)
-        delay = min(2 * delay, MAX_DELAY)
+        evidence = attempts.failed(error, abroad=abroad)
+        if evidence is not None:
+            peer.ended(link, evidence)
+            return
+        await attempts.pause()
 
 
 async def _probe(runtime: Party, link: Link) -> None:

@@ -7,7 +7,6 @@ a plain record with slots.
 from __future__ import annotations
 
 import enum
-import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
-__all__ = ["ASYNC", "SYNC", "Account", "Handler", "Message", "Origin", "State", "Waiter", "constructing", "current_message"]
+__all__ = ["ASYNC", "SYNC", "Account", "Handler", "Message", "Origin", "State", "Waiter", "current_cell", "current_message"]
 
 
 class State(enum.IntEnum):
@@ -31,7 +30,10 @@ class State(enum.IntEnum):
 class Waiter(Protocol):
     """Who waits for the answer to a request. Called on the loop, at most once per request."""
 
-    awaited_by: Message | None  # the plain handler that is suspended on it, if any
+    awaited_by: Message | None  # the handler whose thread is blocked on it, if any
+
+    def futures(self) -> Sequence[asyncio.Future[Any]]:
+        """What has to be awaited to wait for the answer; nothing where other answers would do as well."""
 
     def settle(self, request: int, value: Any) -> None: ...
 
@@ -102,8 +104,8 @@ class Message:
         "deadline",
         "endpoint",
         "extras",
-        "flag",
         "lane",
+        "late",
         "number",
         "origin",
         "rank",
@@ -127,7 +129,7 @@ class Message:
     ) -> None:
         self.origin = origin
         self.endpoint = endpoint
-        self.request = request  # 0: no answer is wanted
+        self.request = request  # 0: no answer is wanted, or an error was the answer
         self.rank = rank  # position in the addressed slice, as `mesh.wire_rank` writes it
         self.body = body
         self.buffers = buffers
@@ -138,11 +140,11 @@ class Message:
         self.waiter: Waiter | None = None  # for a local message: who waits
         self.deadline: float | None = None
         self.task: Any = None  # the task of a concurrent handler
-        self.flag: threading.Event | None = None  # made when the handler asks whether it is cancelled
         self.number = 0  # given when the handler makes its first call
         self.told = False  # the caller knows that the handler has begun
         self.lane: Any = None  # for a local message: the account it is booked on
         self.timer: asyncio.TimerHandle | None = None  # stops the handler at its deadline
+        self.late = False  # the deadline has passed: that is why it is stopped
 
     @property
     def cancelled(self) -> bool:
@@ -152,5 +154,5 @@ class Message:
 
 current_message: ContextVar[Message | None] = ContextVar("monarch_async_message", default=None)
 
-constructing: ContextVar[Any] = ContextVar("monarch_async_constructing", default=None)
-"""The cell whose instance is being made here."""
+current_cell: ContextVar[Any] = ContextVar("monarch_async_cell", default=None)
+"""The cell whose constructor, `__cleanup__` or `__supervise__` runs here: its code outside of any message."""

@@ -110,7 +110,8 @@ class _Zygote:
                 _settle(self.ready)
             case "refused", 0:
                 self.usable = False
-                _fail(self.ready, SpawnError(message["text"]))
+                text = message["text"].strip()
+                _fail(self.ready, SpawnError(f"the preload failed: {text.splitlines()[-1]}\n\n{text}"))
             case "started", _:
                 child, started = self.starting.pop(request)
                 child.pid, child.pidfd = message["pid"], fds[0]

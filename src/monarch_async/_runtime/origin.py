@@ -10,7 +10,6 @@ from monarch_async._core.faults import decode_fault, encode_fault
 from monarch_async._core.framing import CREDIT, FAIL, REPLY, STARTED, pack_message
 from monarch_async._runtime.context import Account, Message, Waiter
 from monarch_async._runtime.link import INLINE, Link
-from monarch_async.errors import FrameTooLarge
 
 __all__ = ["LinkOrigin", "LocalOrigin"]
 
@@ -35,8 +34,9 @@ class LinkOrigin:
                 link.send_large([REPLY, message.request, b""], body, buffers)
             else:
                 link.send_control(pack_message((REPLY, message.request, body)))
-        except (TypeError, FrameTooLarge) as error:
-            error.add_note(f"this was the result of {message.cell.identity}.{message.endpoint}")
+        except Exception as error:  # pickling runs the code of what is pickled, which may fail in any way
+            if message.cell is not None:
+                error.add_note(f"this was the result of {message.cell.identity}.{message.endpoint}")
             self.refuse(message, error)
 
     def refuse(self, message: Message, error: BaseException) -> None:
@@ -67,7 +67,7 @@ class LocalOrigin:
             if not is_plain(value):
                 try:
                     value = copy_value(value)
-                except TypeError as error:
+                except Exception as error:  # copying runs the code of what is copied, which may fail in any way
                     waiter.fail(message.request, error)
                     return
             waiter.settle(message.request, value)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 from monarch_async._core.events import Evidence, died
-from monarch_async._runtime.context import Waiter
+from monarch_async._runtime.context import Message, Waiter
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.link import Link
 from monarch_async.ids import ProcAddress
@@ -22,6 +22,8 @@ class Network(Protocol):
 
     def dial(self, peer: Peer) -> Link:
         """A new link to it."""
+
+    def cancel_message(self, message: Message) -> None: ...
 
     def link_ended(self, peer: Peer, link: Link, evidence: Evidence) -> None: ...
 
@@ -72,12 +74,13 @@ class Peer:
     def ended(self, link: Link, evidence: Evidence) -> None:
         """A link is over: whatever waits on it fails."""
         self.links.discard(link)
-        if self.link is link:
+        sent_over = self.link is link
+        if sent_over:
             self.link = None
         link.end()
         runtime = self.runtime
         for message in list(link.inbound_calls.values()):
-            message.cell.cancel(message)
+            runtime.cancel_message(message)
         link.inbound_calls.clear()
         lanes = set()
         for request, (waiter, lane, _) in link.pending.items():
@@ -85,7 +88,7 @@ class Peer:
             started = True if request in link.started else None
             runtime.loop.call_soon(waiter.fail, request, died(evidence, lane.mesh, lane.rank, started=started))
         link.pending.clear()
-        for lane in lanes if self.evidence is None else self.lanes.values():
+        for lane in list(self.lanes.values()) if sent_over or self.evidence is not None else lanes:
             lane.reset()
         runtime.link_ended(self, link, evidence)
 

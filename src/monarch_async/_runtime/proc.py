@@ -7,12 +7,16 @@ import logging
 import os
 import socket
 
+from monarch_async._core.events import Evidence
 from monarch_async._runtime.config import ProcConfig
+from monarch_async._runtime.connect import join_network
+from monarch_async._runtime.context import Message
 from monarch_async._runtime.control import Control
 from monarch_async._runtime.current import install
 from monarch_async._runtime.loops import new_event_loop
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import base_service
+from monarch_async.ids import ProcAddress
 
 __all__ = ["run"]
 
@@ -27,9 +31,16 @@ def run(payload: bytes, control: socket.socket) -> None:
 
 async def _serve(config: ProcConfig, control: socket.socket) -> None:
     service, table = base_service()
-    runtime = Runtime(config.me, config.key, config.options, table)
+
+    def proc_exited(message: Message, address: ProcAddress, evidence: Evidence) -> None:
+        """A process that this one has started is gone."""
+        runtime.peer(address).gone(evidence)
+
+    runtime = Runtime(config.me, config.key, config.options, {**table, "proc_exited": proc_exited})
     service.bind(runtime)
     runtime.agent, runtime.client = config.agent, config.client
+    if config.network is not None:
+        join_network(runtime, config.network)
     install(runtime)
     stop = asyncio.Event()
     # Without its agent there is nobody who would end this process and what it has started.

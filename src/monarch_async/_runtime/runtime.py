@@ -15,7 +15,7 @@ import itertools
 import logging
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from monarch_async._channel.pool import BufferPool
@@ -28,13 +28,16 @@ from monarch_async._runtime.absent import Absent, DeadLetters
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.connect import keep
 from monarch_async._runtime.context import Message, Origin, State, Waiter
+from monarch_async._runtime.debt import Debt
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.origin import LinkOrigin, LocalOrigin
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.supervisor import Ownership
+from monarch_async._runtime.suspects import Step
 from monarch_async._runtime.tasks import TaskSet
+from monarch_async.errors import ProtocolError
 from monarch_async.ids import ProcAddress, new_uid
 from monarch_async.options import Options
 
@@ -65,10 +68,12 @@ class Runtime:
         self.log = logging.getLogger("monarch_async")
         self.tasks = TaskSet(self.loop, self.log)
         self.pool = BufferPool()
+        self.network_key: bytes | None = None  # for links to other hosts; see `connect.join_network`
         self.tls_client: ssl.SSLContext | None = None
         self.tls_server: ssl.SSLContext | None = None
         self.closing = False
-        self.evidence: Evidence | None = None  # set when this runtime is closing: why sends fail
+        self.stopping: Evidence | None = None  # set when this runtime begins to close: nothing new may be started
+        self.evidence: Evidence | None = None  # set when its actors have ended: why sends fail
         self.cells: dict[int, Cell] = {}
         self.peers: dict[str, Peer] = {}
         self.ports: dict[int, PortSink] = {}
@@ -77,15 +82,17 @@ class Runtime:
         self.local_lanes: dict[int, LocalLane] = {}
         self.local_calls: dict[int, Message] = {}  # under way in this process, by request
         self.local = LocalOrigin(self.local_calls, self.local_lanes.get)
-        self.busy: set[Cell] = set()
+        self.busy: set[Cell] = set()  # those that have something to do
+        self.indebted: set[Debt] = set()  # those that owe credit
         self.ticking = False
         self.dead_letters = DeadLetters(options.dead_letters)
         self.on_failure: Callable[[Cell, BaseException, str], None] = lambda cell, error, endpoint: None
+        self.others_wait: Callable[[Origin, Sequence[Step]], Coroutine[Any, Any, bool]]  # see `Observer`; set by the service
         self.on_peer_gone: list[Callable[[Peer], None]] = []
         self.on_link_ended: list[Callable[[Peer, Evidence], None]] = []
         self.unhandled: Callable[[Failure], None] = lambda failure: None  # nobody in this process handles it
         self.ownership = Ownership()
-        self.agent_up: asyncio.Future[None] | None = None  # for a client: until this is done nobody can be dialed
+        self.hosts_up: dict[str, asyncio.Future[None]] = {}  # for a client: nobody on a host can be dialed until this is done
         self._origins: dict[Link, tuple[Peer, LinkOrigin]] = {}
         self._absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
 
@@ -115,6 +122,12 @@ class Runtime:
         for told in self.on_link_ended:
             told(peer, evidence)
 
+    def address_of(self, origin: Origin) -> ProcAddress | None:
+        """The process that messages from `origin` come from; `None` if its link has ended."""
+        if origin is self.local:
+            return self.me
+        return next((peer.address for peer, other in self._origins.values() if other is origin), None)
+
     def peer_gone(self, peer: Peer) -> None:
         """A process does not exist any more."""
         for told in self.on_peer_gone:
@@ -141,7 +154,7 @@ class Runtime:
                     elif key == SERVICE:
                         self.serve(message)
                     else:
-                        self._absent.receive(key, message, self.evidence)
+                        self._absent.receive(key, message, self.stopping)
                 elif kind == REPLY:
                     self._settle(link, fields[1], fields[2], buffers)
                 else:
@@ -174,7 +187,11 @@ class Runtime:
                 waiter, lane, size = entry
                 link.started.discard(fields[1])
                 lane.credit(1, size)
-                waiter.fail(fields[1], decode_fault(fields[2]))
+                try:
+                    error = decode_fault(fields[2])
+                except ProtocolError as trouble:
+                    error = trouble
+                waiter.fail(fields[1], error)
         elif kind == CREDIT:
             peer, _ = self._origins[link]
             owed = peer.lanes.get(fields[1])
@@ -190,12 +207,7 @@ class Runtime:
         elif kind == CANCEL:
             message = link.inbound_calls.get(fields[1])
             if message is not None:
-                if message.cell is not None:
-                    message.cell.cancel(message)
-                else:
-                    message.state = State.CANCELLED
-                    if message.task is not None:
-                        message.task.cancel()
+                self.cancel_message(message)
         elif kind == STARTED:
             if fields[1] in link.pending:
                 link.started.add(fields[1])
@@ -279,8 +291,9 @@ class Runtime:
         self._absent.ended(cell.key, cell.identity, cell.evidence)
 
     def never_spawned(self, key: int, identity: Identity, evidence: Evidence) -> None:
-        """An actor was stopped before its spawn came."""
-        self._absent.ended(key, identity, evidence)
+        """An actor was stopped before its spawn came; unless it is known how it ended."""
+        if not self._absent.has_ended(key):
+            self._absent.ended(key, identity, evidence)
 
     def failed(self, cell: Cell, error: BaseException, endpoint: str) -> None:
         """An actor of this process can't go on."""
@@ -305,7 +318,7 @@ class Runtime:
         elif key == SERVICE:
             self.serve(message)
         else:
-            self._absent.receive(key, message, self.evidence)
+            self._absent.receive(key, message, self.stopping)
 
     # Requests.
 
@@ -324,24 +337,38 @@ class Runtime:
         """Tell the other side that the answer is not wanted any more. The answer, or an error, still comes."""
         if isinstance(lane, LocalLane):
             message = self.local_calls.get(request)
-            if message is not None and message.cell is not None:
-                message.cell.cancel(message)
+            if message is not None:
+                self.cancel_message(message)
             return
         for link in lane.peer.links:
             if request in link.pending:
                 link.send_control(pack_message((CANCEL, request, reason)))
+
+    def cancel_message(self, message: Message) -> None:
+        """Whoever sent a message does not want the answer any more."""
+        if message.cell is not None:
+            message.cell.cancel(message)
+        elif message.task is not None:
+            message.task.cancel()
+        elif message.state is State.QUEUED:  # it waits for an actor that is not here yet
+            message.state = State.CANCELLED
+            message.origin.refuse(message, asyncio.CancelledError())
 
     def start_ticking(self) -> None:
         self.ticking = True
         self.loop.call_later(TICK, self._tick)
 
     def _tick(self) -> None:
-        """Tell callers of handlers that run for a while that they have begun."""
-        if not self.busy or self.closing:
+        """Pay what is owed, and tell callers of handlers that run for a while that they have begun."""
+        if not (self.busy or self.indebted) or self.closing:
             self.ticking = False
             return
         self.loop.call_later(TICK, self._tick)
-        for cell in self.busy:
+        for debt in list(self.indebted):
+            debt.settle()
+        for cell in list(self.busy):
+            if cell.suspects:
+                cell.look_for_deadlock()
             for message in (cell.current, *cell.overlapping):
                 if message is not None and message.request and not message.told:
                     message.told = True
@@ -355,10 +382,11 @@ class Runtime:
 
     async def close(self, reason: str) -> None:
         """Stop every actor, say goodbye on every link, end every task."""
-        if self.closing:
+        if self.stopping is not None:
             return
-        self.evidence = Evidence(reason)
+        self.stopping = Evidence(reason)
         await self.stop_cells(reason)
+        self.evidence = self.stopping
         self.closing = True
         self._absent.close()
         links = [link for link in self._origins if link.connection is not None]

@@ -15,10 +15,11 @@ from monarch_async._core.codec import dumps
 from monarch_async._core.events import Evidence, Failure, Identity
 from monarch_async._runtime.behavior import Behavior
 from monarch_async._runtime.cell import Cell
-from monarch_async._runtime.context import Message, Waiter
+from monarch_async._runtime.context import Message, Origin, Waiter, current_cell, current_message
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
-from monarch_async.errors import SpawnError
+from monarch_async._runtime.suspects import Step, is_awaited
+from monarch_async.errors import ActorError, SpawnError
 from monarch_async.ids import ProcAddress
 
 __all__ = ["Answer", "Owner", "ask", "ask_many", "base_service", "tell"]
@@ -38,6 +39,9 @@ class Answer:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.awaited_by: Message | None = None
         self.future: asyncio.Future[Any] = loop.create_future()
+
+    def futures(self) -> Sequence[asyncio.Future[Any]]:
+        return (self.future,)
 
     def settle(self, request: int, value: Any) -> None:
         if not self.future.done():
@@ -94,6 +98,7 @@ class Service:
     def bind(self, runtime: Runtime) -> None:
         self.runtime = runtime
         runtime.on_failure = self._report
+        runtime.others_wait = self._others_wait
         runtime.on_peer_gone.append(self._peer_gone)
 
     def spawn(
@@ -101,7 +106,7 @@ class Service:
     ) -> asyncio.Future[None]:
         """Start an actor; the answer comes when it is constructed."""
         runtime = self.runtime
-        if runtime.closing or runtime.evidence is not None:
+        if runtime.stopping is not None:
             raise SpawnError(f"{mesh} was not spawned: its process is stopping")
         cell = Cell(runtime, key, Identity(mesh, class_name, message.rank), behavior, limit)
         cell.owner = owner
@@ -137,39 +142,72 @@ class Service:
         result = function()
         return result if inspect.isawaitable(result) else None
 
+    # Who waits for whom.
+
+    async def is_waiting(self, message: Message, steps: Sequence[Step]) -> bool:
+        """Whether the handler of the last step, which runs here, is suspended on its request, and so are those that led to it."""
+        key, number, request, _ = steps[-1]
+        cell = self.runtime.cells.get(key)
+        handler = (
+            next((running for running in (cell.current, *cell.overlapping) if running and running.number == number), None) if cell else None
+        )
+        if cell is None or handler is None:
+            return False
+        if not is_awaited(self.runtime.find_waiter(request), handler, handler.task or cell.task):
+            return False
+        return len(steps) == 1 or await self._others_wait(handler.origin, steps[:-1])
+
+    async def _others_wait(self, origin: Origin, steps: Sequence[Step]) -> bool:
+        address = self.runtime.address_of(origin)
+        try:
+            return address is not None and bool(await ask(self.runtime, address, "is_waiting", steps))
+        except ActorError:
+            return False  # it is gone, so nobody waits there
+
     # Failures.
 
-    def failed(self, message: Message, owner: int, failure: Failure) -> None:
-        """Something that actor `owner` of this process (0: the program itself) owns has failed."""
-        self._handle(owner, failure)
+    def failed(self, message: Message, owner: int, failure: Failure, process: str, key: int) -> None:
+        """Actor `key` of `process`, which actor `owner` of this process (0: the program itself) has spawned, has failed."""
+        if self.runtime.ownership.owns(process, owner, key):
+            self.handle(owner, failure)
+
+    def failed_elsewhere(self, message: Message, failure: Failure) -> None:
+        """Something that no actor owns has failed in another process of this program's."""
+        self.handle(0, failure)
 
     def _report(self, cell: Cell, error: BaseException, endpoint: str) -> None:
         """An actor of this process failed: tell its owner."""
         if cell.owner is not None:
             address, key = cell.owner
-            failure = Failure.of_actor(cell.identity, error, endpoint)
-            if address.uid == self.runtime.me.uid:
-                self._handle(key, failure)
-            else:
-                tell(self.runtime, address, "failed", key, failure)
+            tell(self.runtime, address, "failed", key, Failure.of_actor(cell.identity, error, endpoint), self.runtime.me.uid, cell.key)
 
     def _peer_gone(self, peer: Peer) -> None:
-        """A process is gone: tell the owners, in this process, of what was in it. Each once."""
+        """A process is gone: so is what it owned here. Tell the owners, in this process, of what was in it, each once."""
         assert peer.evidence is not None
+        for cell in list(self.runtime.cells.values()):
+            if cell.owner is not None and cell.owner[0].uid == peer.address.uid:
+                cell.begin_stop(f"the process of its owner {peer.evidence.text}")
         for owner, members in self.runtime.ownership.release(peer.address.uid).items():
             meshes = tuple(dict.fromkeys(member.mesh for member in members))
             # The mesh of actors says more than that of processes, which is owned first.
-            self._handle(owner, Failure.of_proc(members[-1], meshes, str(peer.address), peer.evidence))
+            self.handle(owner, Failure.of_proc(members[-1], meshes, str(peer.address), peer.evidence))
 
-    def _handle(self, owner: int, failure: Failure) -> None:
-        cell = self.runtime.cells.get(owner)
+    def handle(self, owner: int, failure: Failure) -> None:
+        """Tell actor `owner` of this process, or the program itself, of a failure in what it owns."""
+        runtime = self.runtime
+        cell = runtime.cells.get(owner)
         if cell is not None and cell.evidence is None:
-            self.runtime.tasks.start(self._supervise(cell, failure), name=f"supervision by {cell.identity}")
-        elif owner == 0:
-            self.runtime.unhandled(failure)
+            runtime.tasks.start(self._supervise(cell, failure), name=f"supervision by {cell.identity}")
+        elif owner == 0 and runtime.stopping is None:
+            if runtime.client.uid == runtime.me.uid:
+                runtime.unhandled(failure)
+            else:
+                tell(runtime, runtime.client, "failed_elsewhere", failure)
 
     async def _supervise(self, cell: Cell, failure: Failure) -> None:
         """Ask the owner; what it does not handle, it fails of."""
+        current_message.set(None)
+        current_cell.set(cell)
         try:
             handled = await cell.behavior.supervise(cell.instance, failure, cell.thread)
         except Exception as error:
@@ -183,5 +221,5 @@ class Service:
 def base_service() -> tuple[Service, Mapping[str, Callable[..., Any]]]:
     """The service of a process that runs actors, and its table."""
     service = Service()
-    names = ("spawn", "stop", "ping", "bootstrap", "failed")
+    names = ("spawn", "stop", "ping", "bootstrap", "is_waiting", "failed", "failed_elsewhere")
     return service, {name: getattr(service, name) for name in names}

@@ -15,24 +15,33 @@ class Ownership:
     """The members of meshes that actors of this process own, by the process they are in."""
 
     def __init__(self) -> None:
-        self._members: dict[str, dict[int, list[Identity]]] = {}
+        self._members: dict[str, dict[int, dict[int, Identity]]] = {}
 
-    def own(self, process: str, owner: int, member: Identity) -> None:
-        """`owner` has spawned `member` in `process`."""
-        self._members.setdefault(process, {}).setdefault(owner, []).append(member)
+    def own(self, process: str, owner: int, key: int, member: Identity) -> None:
+        """`owner` has spawned `member`, actor `key` (0: the process itself), in `process`."""
+        self._members.setdefault(process, {}).setdefault(owner, {})[key] = member
 
-    def disown(self, process: str, owner: int, mesh: str) -> None:
-        """A mesh is stopped on purpose: the end of its process is no failure of it any more."""
+    def owns(self, process: str, owner: int, key: int) -> bool:
+        """Whether a failure of that member concerns its owner: it has not been stopped on purpose, nor its process."""
+        return key in self._members.get(process, {}).get(owner, {})
+
+    def disown(self, process: str, owner: int, key: int) -> None:
+        """A member is stopped on purpose: neither its failure nor the end of its process is one any more."""
         owners = self._members.get(process, {})
-        left = [member for member in owners.get(owner, ()) if member.mesh != mesh]
-        if left:
-            owners[owner] = left
-        else:
+        members = owners.get(owner, {})
+        members.pop(key, None)
+        if not members:
             owners.pop(owner, None)
+        if not owners:
+            self._members.pop(process, None)
+
+    def disown_all(self, process: str, owner: int) -> None:
+        """A process is stopped on purpose by its owner."""
+        self._members.get(process, {}).pop(owner, None)
 
     def release(self, process: str) -> dict[int, list[Identity]]:
         """A process is gone: what was in it, by owner, in the order of spawning."""
-        return self._members.pop(process, {})
+        return {owner: list(members.values()) for owner, members in self._members.pop(process, {}).items()}
 
     def clear(self) -> None:
         """Everything ends on purpose."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any
 
-from monarch_async._runtime.context import Message, current_message
+from monarch_async._runtime.context import Message, current_cell, current_message
 
 __all__ = ["ActorThread"]
 
@@ -19,10 +19,11 @@ _Job = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any], Message | N
 
 
 class ActorThread:
-    """A thread that runs functions for coroutines of `loop`."""
+    """A thread that runs functions of the actor `cell` for coroutines of `loop`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, cell: Any, name: str) -> None:
         self._loop = loop
+        self._cell = cell
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._work, name=f"actor {name}", daemon=True)
         self.thread.start()
@@ -41,6 +42,7 @@ class ActorThread:
 
     def _work(self) -> None:
         post = self._loop.call_soon_threadsafe
+        current_cell.set(self._cell)
         while (job := self._jobs.get()) is not None:
             function, args, kwargs, message, future = job
             current_message.set(message)

@@ -1,0 +1,10 @@
+"""``python -m monarch_async``: the command line."""
+
+from __future__ import annotations
+
+import sys
+
+from monarch_async.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""Frames' parts: headers pack and unpack, malformed messages are told apart, seals hold."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_async._core.framing import (
+    ALIGN,
+    BODY_FIELD,
+    CALL,
+    CANCEL,
+    CLOSED,
+    CREDIT,
+    FAIL,
+    MAX_ITEMS,
+    PORT,
+    REPLY,
+    SIGNATURES,
+    STARTED,
+    Seal,
+    bulk_layout,
+    join_messages,
+    pack_large,
+    pack_message,
+    unpack_large,
+    unpack_messages,
+)
+from monarch_async.errors import ProtocolError
+from tests.core.mutate import mutant_count, mutants
+
+GOOD: list[list[Any]] = [
+    [CALL, 2**63, "step", 5, -1, b"body"],
+    [CALL, 1, "step", 0, 0, b"", None],
+    [CALL, 1, "step", 0, 0, b"", {"d": 1.5, "c": [[1, 2, 3, "x"]], "t": b"trace"}],
+    [REPLY, 1, b"x"],
+    [FAIL, 1, b"fault"],
+    [PORT, 1, 2, b"body", None],
+    [PORT, 1, 2, b"", b"fault"],
+    [CANCEL, 1, "deadline"],
+    [CREDIT, 1, 2, 3],
+    [STARTED, 1],
+    [CLOSED, 1],
+]
+
+BAD: list[Any] = [
+    None,
+    7,
+    "call",
+    {0: 1},
+    {6: 1, 7: 2},
+    [],
+    [[]],
+    [CALL],
+    [True, 1],
+    [99, 1],
+    [-1, 1],
+    [CALL, "1", "step", 0, 0, b""],
+    [CALL, 1, b"step", 0, 0, b""],
+    [CALL, 1, "step", [1], 0, b""],
+    [CALL, 1, "step", 0, 0, "text"],
+    [CALL, 1, "step", 0, 0, b"", [1]],
+    [CALL, 1, "step", 0, 0, b"", None, 1],
+    [REPLY, None, b""],
+    [REPLY, 1.0, b""],
+    [FAIL, 1, ["fault"]],
+    [PORT, 1, 2, b"body"],
+    [CREDIT, 1, 2],
+    [STARTED, True],
+    [CLOSED, msgpack.ExtType(5, b"x")],
+]
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 70_000 // 3])
+def test_messages_travel_in_one_header(count: int) -> None:
+    """Any number of messages, on both sides of msgpack's short form, come out as they were packed."""
+    messages = [GOOD[index % len(GOOD)] for index in range(count)]
+    assert messages == unpack_messages(join_messages([pack_message(message) for message in messages]))
+
+
+def test_every_kind_has_a_signature() -> None:
+    """No kind of message is without a rule, and the good examples cover all of them."""
+    assert sorted(SIGNATURES) == sorted({message[0] for message in GOOD})
+    assert dict.fromkeys(BODY_FIELD, bytes) == {kind: SIGNATURES[kind][0][field] for kind, field in BODY_FIELD.items()}
+
+
+@pytest.mark.parametrize("message", BAD, ids=repr)
+def test_malformed_messages(message: Any) -> None:
+    """Whatever is well-formed msgpack but no message is refused, alone and behind a good one."""
+    for messages in ([message], [GOOD[0], message]):
+        with pytest.raises(ProtocolError):
+            unpack_messages(msgpack.packb(messages))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"\x90",
+        b"\xc1",
+        b"\x91",
+        b"\x80",
+        b"\x05",
+        b"\x91\x90\x00",
+        b"\x91\x81\x90\x01",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 2000,
+        b"\x91\xa1\xff",
+    ],
+    ids=repr,
+)
+def test_headers_that_are_none(header: bytes) -> None:
+    """Cut, endless, deeply nested, trailing, unhashable keys, no text: always the same typed error."""
+    with pytest.raises(ProtocolError):
+        unpack_messages(header)
+    with pytest.raises(ProtocolError):
+        unpack_large(header, 1 << 20)
+
+
+def test_nested_arrays_are_bounded() -> None:
+    """A header whose nested arrays all announce more items than a frame may have is refused by the announcement."""
+    with pytest.raises(ProtocolError, match="exceeds"):
+        unpack_messages((b"\xdd" + (MAX_ITEMS + 1).to_bytes(4, "big")) * 500 + bytes(100_000))
+
+
+@given(st.integers(0, 1000), st.lists(st.integers(0, 1000), max_size=20))
+def test_layout(body: int, sizes: list[int]) -> None:
+    """Body first, buffers in order at multiples of `ALIGN`, without overlap, and nothing behind the last."""
+    offsets, total = bulk_layout(body, sizes)
+    end = body
+    for offset, size in zip(offsets, sizes, strict=True):
+        assert end <= offset < end + ALIGN
+        assert offset % ALIGN == 0
+        end = offset + size
+    assert end == total
+
+
+def test_a_large_header_travels() -> None:
+    """Message and lengths come out as they went in; the limit holds for the bulk as laid out, padding included."""
+    message = [CALL, 1, "step", 5, 0, b"", {"d": 1.0}]
+    header = pack_large(message, 10, [100, 0, 7])
+    total = bulk_layout(10, [100, 0, 7])[1]
+    assert (message, 10, [100, 0, 7]) == unpack_large(header, total)
+    with pytest.raises(ProtocolError, match="max_frame"):
+        unpack_large(header, total - 1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [GOOD[0], 1, []],  # it has a body already
+        [[CANCEL, 1, "x"], 1, []],
+        [[CALL, 1, "step", 5, 0], 1, []],
+        [[], 1, []],
+        [GOOD[1], -1, []],
+        [GOOD[1], True, []],
+        [GOOD[1], 1.0, []],
+        [GOOD[1], 1, [-1]],
+        [GOOD[1], 1, ["1"]],
+        [GOOD[1], 1, None],
+        [GOOD[1], 1],
+        [GOOD[1], 1, [], 0],
+        [None, 1, []],
+    ],
+    ids=repr,
+)
+def test_large_headers_that_are_none(fields: Any) -> None:
+    """Each way in which the announcement of a large message may be malformed is refused."""
+    with pytest.raises(ProtocolError):
+        unpack_large(msgpack.packb(fields), 1 << 20)
+
+
+def test_mutated_headers() -> None:
+    """Mutants of headers come out as messages of known kinds and types, or as the typed error."""
+    header = join_messages([pack_message(message) for message in GOOD])
+    for what, mutant in mutants(header, mutant_count(0.01), 7):
+        try:
+            messages = unpack_messages(mutant)
+        except ProtocolError:
+            continue
+        assert all(tuple(map(type, message)) in SIGNATURES[message[0]] for message in messages), what
+
+
+def test_seals() -> None:
+    """A seal is right for its frame, at its place, under its key, and for nothing else."""
+    key, digest = b"k" * 32, sha256(b"bulk").digest()
+
+    def fresh(skip: int, other: bytes = key) -> Seal:
+        seal = Seal(other)
+        for _ in range(skip):
+            seal.sign(b"")
+        return seal
+
+    made = Seal(key)
+    first, second, third = made.sign(b"head"), made.sign(b"head"), made.sign_bulk(b"head", b"bulk")
+    fresh(0).check(first, b"head")
+    fresh(2).check(third, b"head", digest)
+    assert len({first, second, third}) == 3
+    for seal, skip, head, other in [
+        (first, 1, b"head", key),
+        (second, 0, b"head", key),
+        (first, 0, b"heat", key),
+        (first, 0, b"hea", key),
+        (first, 0, b"head", b"K" * 32),
+        (first[:-1], 0, b"head", key),
+        (third, 2, b"head", key),
+    ]:
+        with pytest.raises(ProtocolError, match="seal"):
+            fresh(skip, other).check(seal, head)

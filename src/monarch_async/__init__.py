@@ -8,6 +8,7 @@ See README.md for a first program and docs/design.md for how it works.
 from monarch_async._core.events import Failure as MeshFailure
 from monarch_async.actor import Actor
 from monarch_async.ambient import configure, shutdown, shutdown_context
+from monarch_async.controllers import get_or_spawn_controller
 from monarch_async.endpoint import Endpoint, concurrent_endpoint, endpoint
 from monarch_async.errors import (
     ActorDied,
@@ -29,6 +30,7 @@ from monarch_async.errors import (
 from monarch_async.future import Future
 from monarch_async.host import HostMesh, this_host
 from monarch_async.info import Context, context, current_actor_name, current_rank, current_size
+from monarch_async.lowlevel import Accumulator, send
 from monarch_async.mesh import ActorMesh, as_endpoint
 from monarch_async.options import Options
 from monarch_async.port import Channel, Port, PortReceiver
@@ -39,7 +41,7 @@ from monarch_async.value_mesh import ValueMesh
 from monarch_async.workers import TLS, attach_to_workers, run_worker_loop_forever
 
 __all__ = [
-    "TLS",
+    "Accumulator",
     "Actor",
     "ActorDied",
     "ActorError",
@@ -68,6 +70,7 @@ __all__ = [
     "Shape",
     "SpawnError",
     "SupervisionError",
+    "TLS",
     "UsageError",
     "ValueMesh",
     "VersionMismatch",
@@ -80,7 +83,9 @@ __all__ = [
     "current_rank",
     "current_size",
     "endpoint",
+    "get_or_spawn_controller",
     "run_worker_loop_forever",
+    "send",
     "shutdown",
     "shutdown_context",
     "this_host",

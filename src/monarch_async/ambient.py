@@ -29,6 +29,9 @@ __all__ = ["configure", "current_runtime", "on_loop", "run_on", "shutdown", "shu
 
 T = TypeVar("T")
 
+client_services: dict[str, Callable[..., Any]] = {}
+"""What modules above this one add to the services of a client's runtime."""
+
 _options = Options()
 _clients_lock = threading.Lock()
 _clients: dict[asyncio.AbstractEventLoop, Client] = {}
@@ -66,6 +69,7 @@ def _start_here(loop: asyncio.AbstractEventLoop) -> Client:
         _forget_closed_loops()
         client = Client(_options)
         client.runtime.unhandled = call_unhandled_fault_hook
+        client.runtime.service = {**client.runtime.service, **client_services}
         _clients[loop] = client
         # Cancelled by asyncio.run at its end, while the loop still runs: the time to clean up.
         client.guardian = loop.create_task(_guard(client), name="monarch_async guardian")

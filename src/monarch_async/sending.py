@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from monarch_async._core.codec import copy_value, dumps
 from monarch_async._runtime.context import Message, State, Waiter, current_message
@@ -27,12 +27,19 @@ from monarch_async.future import Future, MeshFuture
 from monarch_async.sent import Sent, Stream
 from monarch_async.shape import Shape
 
-__all__ = ["MeshEndpoint", "Target"]
+__all__ = ["Collector", "MeshEndpoint", "Target"]
 
 _get_ident = threading.get_ident
 _LONGEST_CHAIN = 64
 _AHEAD = 1000
 _NOTHING: tuple[bytes, list[memoryview]] = (b"", [])
+
+
+class Collector(Waiter, Protocol):
+    """Takes the answers of all members of a mesh."""
+
+    def expect_answers(self, requests: Sequence[int], lanes: Sequence[Any]) -> None:
+        """These requests are about to be sent, in the order of the points."""
 
 
 class Target:
@@ -177,6 +184,30 @@ class MeshEndpoint(Endpoint[..., Any]):
                 lane.send(name, 0, rank, args, kwargs, None, None)
             elif not lane.cast(name, rank, body, buffers, None):
                 sent.fail(self._target.runtime, lane, name)
+
+    @property
+    def runtime(self) -> Runtime:
+        return self._target.runtime
+
+    @property
+    def lanes(self) -> Sequence[Lane | LocalLane]:
+        """The accounts with the members, in the order of the points."""
+        return self._target.lanes
+
+    def one_of(self) -> MeshEndpoint:
+        """The same endpoint on one member, picked at random."""
+        target = self._target
+        index = random.randrange(len(target.lanes))
+        one = Target(target.runtime, target.name, Shape.of(), [target.lanes[index]], [target.ranks[index]])
+        return MeshEndpoint(one, self._name, self._bind, self._timeout, self._retry, self._return_exceptions)
+
+    def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any], waiter: Collector) -> Sent:
+        """Call it on every member; `waiter` gets the answers."""
+        lanes = self._target.lanes
+        requests = [next(self._target.runtime.requests) for _ in lanes]
+        waiter.expect_answers(requests, lanes)
+        self._send(args, kwargs, requests, [waiter] * len(requests), [(waiter, request) for request in requests])
+        return Sent(lanes)
 
     def _send(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], requests: list[int], waiters: list[Any], told: list[tuple[Waiter, int]]

@@ -154,7 +154,6 @@ async def test_no_agent(tmp_path: Path) -> None:
 
 async def test_a_host_that_does_not_answer() -> None:
     """A TCP address that swallows connections is given up after the bound, with its name."""
-    monkeypatch.setattr(dial, "REACH", 0.05)
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)

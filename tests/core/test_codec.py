@@ -207,6 +207,14 @@ def test_main_goes_by_value() -> None:
     assert ["first first", "second second", "first", "True True first"] == done.stdout.splitlines()
 
 
+def test_code_sent_by_value_keeps_its_file_name() -> None:
+    """A traceback from another process shows where a function of ``__main__`` or a closure stands."""
+    function = _closure(1)
+    body, buffers = codec.dumps(function)
+    assert __file__ == function.__code__.co_filename
+    assert __file__ == codec.loads(body, buffers).__code__.co_filename
+
+
 class Model:
     def __init__(self, inner: Any) -> None:
         self.inner = inner

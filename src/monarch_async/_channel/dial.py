@@ -65,7 +65,9 @@ class Route(NamedTuple):
 
 
 async def connect(me: ProcAddress, peer: ProcAddress, reach: float = REACH) -> socket.socket:
-    """A socket in the hands of `peer`. Another host may leave each of its addresses unanswered for `reach` seconds, and be silent that long later.
+    """A socket in the hands of `peer`.
+
+    Another host may leave each of its addresses unanswered for `reach` seconds, and be silent that long later.
 
     Raises `Gone`; `AddressError` when its agent can't be reached or is none; `ChannelError` when the connection breaks.
     """

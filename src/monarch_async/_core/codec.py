@@ -309,7 +309,14 @@ def _by_value_pickler() -> Any:
     # cloudpickle is half of what importing this package would cost, and most processes never need it.
     import cloudpickle
 
-    table = ChainMap(_reducers, *cloudpickle.Pickler.dispatch_table.maps)
+    reduce_code = cloudpickle.Pickler.dispatch_table[types.CodeType]
+
+    def with_file(code: types.CodeType) -> tuple[Any, ...]:
+        # cloudpickle hides where code is from; in a traceback from another process that is what the user wants to know.
+        make, fields = reduce_code(code)
+        return make, tuple(code.co_filename if field == "<dynamic-code>" else field for field in fields)
+
+    table = ChainMap(_reducers, {types.CodeType: with_file}, *cloudpickle.Pickler.dispatch_table.maps)
     return type("ByValue", (cloudpickle.Pickler,), {"dispatch_table": table})
 
 
@@ -382,7 +389,8 @@ def _parts(obj: Any, path: str) -> Iterator[tuple[str, Any]]:
                 continue  # the enclosing function has not set it yet
         yield from ((f"{path} global {name!r}", obj.__globals__[name]) for name in code.co_names if name in obj.__globals__)
     # What has a way of its own to be pickled does not pickle its attributes.
-    if not isinstance(obj, (type, types.FunctionType, types.ModuleType)) and type(obj).__reduce__ is object.__reduce__:
+    reduce: Any = type(obj).__reduce__
+    if reduce is object.__reduce__ and not isinstance(obj, (type, types.FunctionType, types.ModuleType)):
         yield from ((f"{path}.{name}", item) for name, item in list(getattr(obj, "__dict__", {}).items()))
         for name in copyreg._slotnames(type(obj)):  # type: ignore[attr-defined]
             if hasattr(obj, name):

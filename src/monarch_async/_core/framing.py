@@ -120,11 +120,15 @@ def join_messages(packed: Sequence[bytes]) -> bytes:
 def unpack_messages(header: bytes | memoryview) -> list[list[Any]]:
     """The messages of a DATA frame's header; `ProtocolError` if it holds anything else."""
     messages = _unpack(header)
-    kinds = _kinds_by_signature
+    kind: Any = None
+    types: list[type] = []  # of a message that was found right: most are like the one before
     try:
         for message in messages:
-            if message[0] not in kinds.get(tuple(map(type, message)), _NONE) or type(message) is not list:
-                raise ProtocolError(f"a frame's header holds something that is no message: {_describe(message)}")
+            found = [*map(type, message)]
+            if found != types or message[0] != kind or type(message) is not list:
+                if message[0] not in _kinds_by_signature.get(tuple(found), _NONE) or type(message) is not list:
+                    raise ProtocolError(f"a frame's header holds something that is no message: {_describe(message)}")
+                types, kind = found, message[0]
     except (TypeError, LookupError) as error:  # no sequence, or an empty one
         raise ProtocolError(f"a frame's header holds something that is no message: {error}") from error
     return messages

@@ -77,6 +77,7 @@ class Runtime:
         self.cells: dict[int, Cell] = {}
         self.peers: dict[str, Peer] = {}
         self.ports: dict[int, PortSink] = {}
+        self.controllers: dict[str, Any] = {}  # the meshes that a job has one of, by name, in its client
         self.requests = itertools.count(1)
         self.numbers = itertools.count(1)
         self.local_lanes: dict[int, LocalLane] = {}

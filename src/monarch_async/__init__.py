@@ -41,6 +41,7 @@ from monarch_async.value_mesh import ValueMesh
 from monarch_async.workers import TLS, attach_to_workers, run_worker_loop_forever
 
 __all__ = [
+    "TLS",
     "Accumulator",
     "Actor",
     "ActorDied",
@@ -70,7 +71,6 @@ __all__ = [
     "Shape",
     "SpawnError",
     "SupervisionError",
-    "TLS",
     "UsageError",
     "ValueMesh",
     "VersionMismatch",

@@ -1,7 +1,7 @@
 """Actors: a class with endpoints, and what its code can know about where it runs.
 
-A subclass of `Actor` is spawned on a mesh of processes; each process gets one instance. ``procs.spawn("name", Class, …)`` gives a mesh of them,
-which to a type checker looks like the class itself: its endpoints have the adverbs, and it can be sliced and awaited.
+A subclass of `Actor` is spawned on a mesh of processes; each process gets one instance. ``procs.spawn("name", Class, …)`` gives a mesh of
+them, which to a type checker looks like the class itself: its endpoints have the adverbs, and it can be sliced and awaited.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import atexit
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import Any, TypeVar
 
 from monarch_async._runtime.client import Client
@@ -28,6 +29,9 @@ from monarch_async.supervise import MeshFailure, call_unhandled_fault_hook
 __all__ = ["configure", "current_runtime", "on_loop", "run_on", "shutdown", "shutdown_context"]
 
 T = TypeVar("T")
+
+LAST_WORDS = 0.05
+"""Seconds for which output may still be on its way when the end of a process is known already."""
 
 client_services: dict[str, Callable[..., Any]] = {}
 """What modules above this one add to the services of a client's runtime."""
@@ -68,7 +72,7 @@ def _start_here(loop: asyncio.AbstractEventLoop) -> Client:
     with _clients_lock:
         _forget_closed_loops()
         client = Client(_options)
-        client.runtime.unhandled = call_unhandled_fault_hook
+        client.runtime.unhandled = partial(_unhandled, client)
         client.runtime.service = {**client.runtime.service, **client_services}
         _clients[loop] = client
         # Cancelled by asyncio.run at its end, while the loop still runs: the time to clean up.
@@ -89,6 +93,17 @@ async def _close(client: Client) -> None:
         await client.close()
     finally:
         _clients.pop(client.runtime.loop, None)
+
+
+def _unhandled(client: Client, failure: MeshFailure) -> None:
+    """Call the program's hook, which may end it: after the last words of a process that has ended."""
+
+    def call() -> None:
+        if client.runtime.stopping is None:
+            client.show_all()
+            call_unhandled_fault_hook(failure)
+
+    client.runtime.loop.call_later(LAST_WORDS if failure.process else 0.0, call)
 
 
 def _ignore(failure: MeshFailure) -> None:

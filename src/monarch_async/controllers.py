@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.runtime import Runtime
@@ -22,6 +23,9 @@ __all__ = ["get_or_spawn_controller"]
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
+
+_known: WeakKeyDictionary[Runtime, dict[str, Any]] = WeakKeyDictionary()
+"""The controllers of each job, by name."""
 
 
 def get_or_spawn_controller(name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> Future[A]:
@@ -45,7 +49,7 @@ async def _ask(runtime: Runtime, *request: Any) -> Any:
 async def _controller(message: Message, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Find or make one; in the client's process."""
     runtime = current_runtime()
-    known: dict[str, Any] = runtime.controllers
+    known = _known.setdefault(runtime, {})
     mesh = known.get(name)
     if mesh is not None:
         cell = runtime.cells.get(mesh._key)

@@ -8,6 +8,7 @@ is sent. On the actor itself, ``self.method`` is the plain method.
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
@@ -138,8 +139,8 @@ def endpoint(
 ) -> Any:
     """Mark a method as an endpoint.
 
-    ``async def`` methods run on the process's event loop, ``def`` methods in the actor's own thread, where they may block. An actor handles one
-    message at a time; `concurrent` endpoints start in order and overlap. With `explicit_response_port` the method gets a
+    ``async def`` methods run on the process's event loop, ``def`` methods in the actor's own thread, where they may block. An actor
+    handles one message at a time; `concurrent` endpoints start in order and overlap. With `explicit_response_port` the method gets a
     `Port` as its first argument and answers through it, whenever it likes. `propagate` and `instrument` are accepted for Monarch's sake.
     """
 
@@ -174,14 +175,24 @@ class _ExplicitDecorator(Protocol):
 
 def check_names(cls: type, taken: Collection[str]) -> None:
     """`TypeError` if an endpoint of the class could not be reached through a mesh, whose own names are `taken`."""
-    for name in definitions_of(cls):
+    for name in _find_definitions(cls):  # not kept: a class that is being unpickled is still without its methods
         if name.startswith("_") or name in taken:
             why = "it is private" if name.startswith("_") else "a mesh has something of its own by it"
             raise TypeError(f"{cls.__qualname__}.{name}: {name!r} can't be the name of an endpoint: {why}; call it something else")
 
 
+_definitions: weakref.WeakKeyDictionary[type, dict[str, EndpointDefinition[..., Any]]] = weakref.WeakKeyDictionary()
+
+
 def definitions_of(cls: type) -> dict[str, EndpointDefinition[..., Any]]:
-    """The endpoints of a class by name. Raises `TypeError` for an override that lost its mark."""
+    """The endpoints of a class by name, found once. Raises `TypeError` for an override that lost its mark."""
+    found = _definitions.get(cls)
+    if found is None:
+        found = _definitions[cls] = _find_definitions(cls)
+    return found
+
+
+def _find_definitions(cls: type) -> dict[str, EndpointDefinition[..., Any]]:
     found: dict[str, EndpointDefinition[..., Any]] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():

@@ -1,7 +1,7 @@
 """Hosts: where processes are started.
 
-``this_host()`` is the host this code runs on; `attach_to_workers` gives the hosts on which ``monarch-async worker`` waits. Both are meshes whose
-`spawn_procs` starts processes on every host of them.
+``this_host()`` is the host this code runs on; `attach_to_workers` gives the hosts on which ``monarch-async worker`` waits. Both are
+meshes whose `spawn_procs` starts processes on every host of them.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ class HostMesh(MeshOps):
             preload: modules to import once, and share, before processes are forked: ``("torch",)``.
             cwd: the directory to run in.
 
-        Errors of the start are raised when the mesh is awaited, and then no process is left: `SpawnError` for one that can't be started or does not
-        answer within the option `start_timeout`, the error of a bootstrap that raised. Raises `TypeError` and `UsageError` for arguments that can't be.
+        Errors of the start are raised when the mesh is awaited, and then no process is left: `SpawnError` for one that can't be started
+        or does not answer within the option `start_timeout`, the error of a bootstrap that raised. Raises `TypeError` and `UsageError`
+        for arguments that can't be.
         """
         runtime = self._runtime
         inner = Extent.of(**dict(per_host or {}))
@@ -134,7 +135,10 @@ class HostMesh(MeshOps):
         return mesh
 
     def __await__(self) -> Generator[Any, None, Self]:
-        """Wait until all hosts can be used. Raises what `attach_to_workers` says, `SpawnError` if this host's agent could not be started."""
+        """Wait until all hosts can be used.
+
+        Raises what `attach_to_workers` says, `SpawnError` if this host's agent could not be started.
+        """
         client = client_of(self._runtime)
         if client is not None:
             yield from client.ready().__await__()
@@ -159,11 +163,11 @@ def _host_mesh(agents: tuple[ProcAddress, ...], extent: Extent) -> HostMesh:
 
 def _environment(env: Environment | None, point: Point) -> dict[str, str | None]:
     """The variables of one process. Raises `TypeError` for what is no mapping of strings."""
-    chosen = dict((env(point) if callable(env) else env) or {})
+    chosen: dict[Any, Any] = dict(env(point)) if callable(env) else dict(env or {})
     for name, value in chosen.items():
         if not isinstance(name, str) or not isinstance(value, str | None):
             raise TypeError(f"env maps names to strings, or to None to remove them; not {name!r} to {value!r}")
-        if not name or "=" in name or "\0" in name or "\0" in (value or ""):
+        if not name or "=" in name or "\0" in f"{name}{value}":
             raise UsageError(f"{name!r}={value!r} can't be an environment variable: no '=' in names, no NUL in either, no empty name")
     return chosen
 

@@ -55,5 +55,9 @@ class ProcAddress:
     name: str = ""
     rank: int = 0
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Every spawn and every reference carries addresses, and what dataclasses do by themselves costs several times this.
+        return ProcAddress, (self.uid, self.host, self.unix, self.tcp, self.name, self.rank)
+
     def __str__(self) -> str:
         return f"{self.name or self.uid}[{self.rank}]" if self.name else self.uid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,10 @@ class ActorInstance:
         cell = self._cell
         if cell is None:
             raise UsageError("only an actor can stop itself, and this is no code of an actor")
-        cell.runtime.loop.call_soon_threadsafe(cell.stop_next, reason)
+        if threading.get_ident() == current_runtime().thread:
+            cell.stop_next(reason)
+        else:
+            cell.runtime.loop.call_soon_threadsafe(cell.stop_next, reason)
 
     def abort(self, reason: str = "") -> None:
         """Fail: the owner is told, as of an exception."""

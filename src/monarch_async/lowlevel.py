@@ -35,8 +35,8 @@ def send(
 ) -> Sent:
     """Send a message to every member of the endpoint's mesh, or to one picked at random.
 
-    The answers, values and errors, go to `port`, each with the rank that its sender has in the mesh (see `Channel.open_ranked`); without a port
-    none is wanted. Awaiting what this returns waits for room in the mailboxes. Raises as the adverbs do at the call, and `ValueError`
+    The answers, values and errors, go to `port`, each with the rank that its sender has in the mesh (see `Channel.open_ranked`); without a
+    port none is wanted. Awaiting what this returns waits for room in the mailboxes. Raises as the adverbs do at the call, and `ValueError`
     for another selection.
     """
     if selection not in ("all", "choose"):

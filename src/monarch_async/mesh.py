@@ -195,7 +195,10 @@ def _actor_mesh(
 
 
 def wire_rank(index: int, extent: Extent, spawned: Extent) -> Any:
-    """A position in the addressed slice as a message carries it: a number in the extent at spawn, -1 for a single actor, else with the extent."""
+    """A position in the addressed slice as a message carries it.
+
+    A number in the extent at spawn, -1 for a single actor, else a list with the extent.
+    """
     if not len(extent):
         return -1
     if extent == spawned:

@@ -3,8 +3,8 @@
 ``port, receiver = Channel.open()`` makes one in this process. A `Port` may be sent to other actors, who `send` to it; what arrives is
 taken from the `PortReceiver`, in the order in which each sender sent it.
 
-Rules: a port has a bound like a mailbox, kept by credit, past which an un-awaited `send` raises `ChannelFull`. Once its receiver is known to be
-closed, `send` raises `PortClosed`; once its process is known to be gone, `ActorDied`.
+Rules: a port has a bound like a mailbox, kept by credit, past which an un-awaited `send` raises `ChannelFull`. Once its receiver is known
+to be closed, `send` raises `PortClosed`; once its process is known to be gone, `ActorDied`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class Port(Generic[T_contra]):
         self._limit = limit
 
     def send(self, value: T_contra) -> Sent:
-        """Send a value; awaiting what this returns waits for room. Raises `ChannelFull`, `PortClosed`, and `TypeError` for what can't be sent."""
+        """Send a value; awaiting what this returns waits for room.
+
+        Raises `ChannelFull`, `PortClosed`, and `TypeError` for what can't be sent.
+        """
         if self._address.uid == self._runtime.me.uid:
             copy = value if is_plain(value) else copy_value(value)
             return self._post(self._here, copy, None)

@@ -1,7 +1,7 @@
 """Meshes of processes: where actors are spawned.
 
-``host.spawn_procs(per_host={"gpus": 8})`` returns a `ProcMesh` at once, while the processes start; awaiting it waits until all answer. Processes
-end when their mesh is stopped, when the actor that owns the mesh ends, and with the program, whatever ends it.
+``host.spawn_procs(per_host={"gpus": 8})`` returns a `ProcMesh` at once, while the processes start; awaiting it waits until all answer.
+Processes end when their mesh is stopped, when the actor that owns the mesh ends, and with the program, whatever ends it.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class ProcMesh(MeshOps):
     def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Make an instance of an actor class in each process; returns a mesh of them at once.
 
-        Await the mesh to wait for the constructors, and to see the error of one that raised. Raises `TypeError` for what is no actor class and
-        for arguments that can't be sent, `SpawnError` if the owner is stopping.
+        Await the mesh to wait for the constructors, and to see the error of one that raised. Raises `TypeError` for what is no actor
+        class and for arguments that can't be sent, `SpawnError` if the owner is stopping.
         """
         runtime = self._runtime
         endpoints = check_class(cls)

@@ -297,7 +297,9 @@ class MeshEndpoint(Endpoint[..., Any]):
             reached.wait()
 
 
-def _handed_over(told: list[tuple[Waiter, int]], reached: threading.Event | None, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _handed_over(
+    told: list[tuple[Waiter, int]], reached: threading.Event | None, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     if reached is not None:
         reached.set()
     try:

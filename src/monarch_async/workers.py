@@ -5,8 +5,8 @@ On each host: ``monarch-async worker --listen tcp://HOST:PORT --key-file F``, or
     hosts = attach_to_workers(["tcp://node1:26600", "tcp://node2:26600"], key="job.key")
     procs = hosts.spawn_procs(per_host={"gpus": 8})
 
-Whoever holds the key of a worker may run anything there, as the user that the worker runs as. The same key secures all links between the hosts of
-the job, so its workers share one. Without `TLS` what passes between hosts is authenticated but can be read on the way.
+Whoever holds the key of a worker may run anything there, as the user that the worker runs as. The same key secures all links between the
+hosts of the job, so its workers share one. Without `TLS` what passes between hosts is authenticated but can be read on the way.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def attach_to_workers(workers: Sequence[str], *, key: Key = None, tls: TLS | Non
         advertise: the ``HOST`` or ``HOST:PORT`` by which the workers reach this host; else the address from which it reaches them.
 
     Await the mesh to see whether all could be attached: it raises `AddressError` for a worker that can't be reached within 3 heartbeats,
-    `AuthenticationError` for one that has another key, `VersionMismatch` for one of another version, each naming it. Raises `UsageError` for no
-    worker, a key that is none, a second key in one job, or in a process that is not the program itself; `AddressError` for what is no address.
+    `AuthenticationError` for one that has another key, `VersionMismatch` for one of another version, each naming it. Raises `UsageError`
+    for no worker, a key that is none, a second key in one job, or in a process that is not the program itself; `AddressError` for what is
+    no address.
     """
     if isinstance(workers, str):
         raise TypeError(f"workers is a sequence of addresses: [{workers!r}]")
@@ -74,8 +75,8 @@ def run_worker_loop_forever(
 ) -> None:
     """Be a worker until SIGTERM or SIGINT, then end what runs here for jobs and return. `announce` is called with a line once it listens.
 
-    `address` is ``"tcp://HOST:PORT"``; HOST ``0.0.0.0`` or ``*`` stands for all interfaces, port 0 for a free one. Raises `UsageError` for a missing or unusable
-    key, `AddressError` for an address that can't be had or that others could not use.
+    `address` is ``"tcp://HOST:PORT"``; HOST ``0.0.0.0`` or ``*`` stands for all interfaces, port 0 for a free one. Raises `UsageError`
+    for a missing or unusable key, `AddressError` for an address that can't be had or that others could not use.
     """
     host, port = parse_tcp(address)
     if key_file is None and not _is_loopback(host):

@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 
-from monarch_async import Actor, Channel, ChannelFull, FrameTooLarge, Port, PortClosed, ProcMesh, concurrent_endpoint, configure, endpoint, this_host
+from monarch_async import (
+    Actor,
+    Channel,
+    ChannelFull,
+    FrameTooLarge,
+    Port,
+    PortClosed,
+    ProcMesh,
+    concurrent_endpoint,
+    configure,
+    endpoint,
+    this_host,
+)
 from monarch_async.options import Options
 
 
@@ -47,7 +59,7 @@ def small() -> Iterator[None]:
 
 
 async def test_case_13_a_thousand_sends_to_a_slow_actor_with_a_mailbox_of_ten(place: ProcMesh) -> None:
-    """The eleventh raises ChannelFull with the figure and the option's name, and so do calls; what was taken is handled, and there is room again."""
+    """The eleventh raises ChannelFull with the figure and the option's name, and so do calls."""
     control = place.spawn("slow", Slow)
     actor = place.options(mailbox_messages=10).spawn("bounded", Slow)
     await asyncio.gather(control.initialized, actor.initialized)

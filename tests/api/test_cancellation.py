@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from monarch_async import Actor, CallTimeout, ProcMesh, concurrent_endpoint, context, endpoint, this_proc
+from tests.api.waiting import until
 
 
 class Slow(Actor):
@@ -72,6 +73,11 @@ class Slow(Actor):
                 continue  # a thread does not set the event
         return self.log
 
+    @concurrent_endpoint
+    async def at_length(self, length: int) -> list[str]:
+        await until(lambda: len(self.log) >= length)
+        return self.log
+
 
 async def test_case_8_a_timeout_around_the_await_cancels_the_handler(place: ProcMesh) -> None:
     """The caller times out in time, and the handler's `finally` has run well within a second more."""
@@ -94,9 +100,7 @@ async def test_case_8_an_error_in_the_cleanup_is_reported(place: ProcMesh, caplo
     future = actor.bad_cleanup.call_one()
     await actor.until.call_one("began")
     future.cancel()
-    async with asyncio.timeout(10):
-        while not caplog.records:
-            await asyncio.sleep(0.001)
+    await until(lambda: caplog.records)
     assert [(logging.ERROR, True)] == [(record.levelno, "KeyError: 'in cleanup'" in record.getMessage()) for record in caplog.records]
     assert ["began"] == await actor.until.call_one()
 
@@ -156,9 +160,7 @@ async def test_a_concurrent_call_that_is_given_up_before_its_first_step_settles(
         future.cancel()
     runtime = actor._runtime  # type: ignore[attr-defined]
     assert isinstance(await actor.until.call_one(), list)
-    async with asyncio.timeout(5):
-        while runtime.local_calls or any(link.pending for peer in runtime.peers.values() for link in peer.links):
-            await asyncio.sleep(0.001)
+    await until(lambda: not runtime.local_calls and not any(link.pending for peer in runtime.peers.values() for link in peer.links))
 
 
 async def test_a_handler_that_does_not_stop_when_told(place: ProcMesh) -> None:
@@ -258,9 +260,7 @@ async def test_deadlines_and_cancellations_are_inherited(pair: ProcMesh) -> None
     assert ["inner began", "inner ended"] == await slow.until.call_one("inner ended")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(relay.pass_on.call_one(), 0.2)
-    while len(log := await slow.until.call_one()) < 4:
-        await asyncio.sleep(0.001)
-    assert ["inner began", "inner ended"] * 2 == log
+    assert ["inner began", "inner ended"] * 2 == await slow.at_length.call_one(4)
 
 
 async def test_a_background_task_does_not_inherit_the_deadline_of_the_handler_that_left_it(place: ProcMesh) -> None:

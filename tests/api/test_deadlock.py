@@ -30,7 +30,7 @@ class Node(Actor):
     async def around(self, steps: int, how: str = "await") -> str:
         """Call the next actor, which does the same, `steps` times; the last calls `ping`."""
         future = self.next.around.call_one(steps - 1, how) if steps > 1 else self.next.ping.call_one()
-        return await self.await_(future, how)
+        return str(await self.await_(future, how))
 
     async def await_(self, future: Any, how: str) -> Any:
         if how == "gather":
@@ -109,7 +109,8 @@ async def test_case_18_an_actor_that_awaits_itself(how: str) -> None:
     async with asyncio.timeout(1):
         with pytest.raises((DeadlockError, ExceptionGroup)) as caught:
             await node.around.call_one(1, how)
-    assert "node0[0].around → node0[0].ping" in str(caught.value if how != "group" else caught.value.exceptions[0])  # type: ignore[union-attr]
+    error: Any = caught.value
+    assert "node0[0].around → node0[0].ping" in str(error if how != "group" else error.exceptions[0])
     assert "pong" == await node.ping.call_one()
 
 

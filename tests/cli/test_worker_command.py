@@ -68,6 +68,14 @@ def test_address_that_cannot_be_had(listen: str, tmp_path: Path) -> None:
     assert 1 == done.stderr.count("\n")
 
 
+@pytest.mark.parametrize("name", ["169.254.7.7", "0.0.0.0"])
+def test_advertising_what_nobody_can_use(name: str, tmp_path: Path) -> None:
+    """Refused before anything listens, with what was rejected and why."""
+    done = run("worker", "--listen", "tcp://0.0.0.0:0", "--key-file", make_key(tmp_path), "--advertise", name)
+    assert 1 == done.returncode
+    assert f"rejected {name}" in done.stderr
+
+
 def test_half_of_tls(tmp_path: Path) -> None:
     """All three files or none."""
     done = run("worker", "--listen", "tcp://127.0.0.1:0", "--key-file", make_key(tmp_path), "--tls-cert", "c")
@@ -82,4 +90,3 @@ def test_ends_by_signal(number: signal.Signals, tmp_path: Path) -> None:
         process.send_signal(number)
         assert 0 == process.wait(5)
         assert time.monotonic() - start < 1
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import shutil
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from monarch_async import (
     ActorDied,
     AddressError,
     AuthenticationError,
+    HostMesh,
+    SpawnError,
     UsageError,
     VersionMismatch,
     attach_to_workers,
@@ -29,7 +32,9 @@ from monarch_async import (
 )
 from monarch_async._channel.dial import read_route
 from monarch_async._core.handshake import NONCE_BYTES, Handshake
+from monarch_async.ambient import current_runtime
 from tests.hosts.workers import make_key, worker
+from tests.runtime.agents import wait_gone
 
 
 class Named(Actor):
@@ -50,7 +55,7 @@ class Named(Actor):
 
     @endpoint
     async def say(self, text: str) -> None:
-        print(text)
+        print(text)  # noqa: T201 - its output is what the test is about
 
 
 async def test_two_workers_are_a_mesh_in_the_order_given(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -206,9 +211,7 @@ async def test_a_worker_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         start = time.monotonic()
         with pytest.raises(ActorDied):
             await pending
-        while os.path.exists(f"/proc/{pid}"):
-            await asyncio.sleep(0.01)
-        assert time.monotonic() - start < 2.5
+        await wait_gone([pid], 2.5 - (time.monotonic() - start))
 
 
 async def test_the_users_own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +233,8 @@ def _certificates(folder: Path) -> TLS:
     openssl(*new, "/CN=authority", "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-addext", "keyUsage=critical,keyCertSign")
     openssl(*new, "/CN=host", "-keyout", "host.key", "-out", "host.csr")
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    openssl("x509", "-req", "-in", "host.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-out", "host.pem")
+    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names")
+    openssl("x509", "-req", "-in", "host.csr", *signed, "-out", "host.pem")
     return TLS(*(str(folder / name) for name in ("host.pem", "host.key", "ca.pem")))
 
 
@@ -262,4 +266,98 @@ async def test_tls_files_that_are_none(tmp_path: Path) -> None:
     with worker("--key-file", key) as (url, _):
         with pytest.raises(UsageError, match="can't be used"):
             await attach_to_workers([url], key=key, tls=TLS("/nowhere/c", "/nowhere/k", "/nowhere/a"))
+        await shutdown()
+
+
+async def test_processes_that_actors_on_a_worker_spawn(tmp_path: Path) -> None:
+    """On their own host, on another worker's and on this one; they end with what has spawned them."""
+    key = make_key(tmp_path)
+    with worker("--key-file", key) as (one, first), worker("--key-file", key) as (two, second):
+        hosts = attach_to_workers([one, two], key=key)
+        procs = hosts.slice(hosts=0).spawn_procs()
+        spawner = procs.spawn("spawner", Spawner)
+        pids = await spawner.spawn_on.call_one([None, hosts.slice(hosts=1), this_host()])
+        assert [first.pid, second.pid, os.getpid()] == [_worker_of(pids[0]), _worker_of(pids[1]), _worker_of(pids[2])]
+        await procs.stop()
+        await wait_gone(pids)
+        await shutdown()
+
+
+async def test_the_end_of_the_job_while_workers_are_attached_to(tmp_path: Path) -> None:
+    """Who waits for the hosts is told; nobody waits for ever."""
+    with worker("--key-file", key := make_key(tmp_path)) as (url, _):
+        hosts = attach_to_workers([url], key=key)
+        waiting = asyncio.ensure_future(_wait_for(hosts))
+        await asyncio.sleep(0)
+        await shutdown()
+        with pytest.raises(SpawnError, match="has ended"):
+            await waiting
+
+
+async def _wait_for(hosts: HostMesh) -> None:
+    await hosts
+
+
+class Spawner(Actor):
+    """Spawns processes elsewhere."""
+
+    @endpoint
+    async def spawn_on(self, hosts: list[HostMesh | None]) -> list[int]:
+        meshes = [(host or this_host()).spawn_procs().spawn("below", Named) for host in hosts]
+        return [await mesh.pid.call_one() for mesh in meshes]
+
+
+class _Touch:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self._path,))
+
+
+async def _knock(address: str, data: bytes) -> bytes:
+    """What a stranger hears who connects, says that and waits for the end."""
+    host, port = address.removeprefix("tcp://").rsplit(":", 1)
+    loop = asyncio.get_running_loop()
+    heard = b""
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (host, int(port)))
+        await loop.sock_sendall(sock, data)
+        try:
+            async with asyncio.timeout(8):
+                while piece := await loop.sock_recv(sock, 4096):
+                    heard += piece
+        except ConnectionResetError:
+            pass
+    return heard
+
+
+async def test_a_stranger_with_a_pickle(tmp_path: Path) -> None:
+    """To the worker, to an agent on its host, to a process there and to this program: closed, and nothing is unpickled. All go on."""
+    key = make_key(tmp_path)
+    path = tmp_path / "made by a stranger"
+    bomb = pickle.dumps(_Touch(path))
+    with worker("--key-file", key) as (url, _):
+        hosts = attach_to_workers([url], key=key)
+        procs = hosts.spawn_procs()
+        there = procs.spawn("there", Named)
+        await there
+        client = current_runtime().me
+        process = procs._addresses[0]
+        for address, target in (
+            (url, "worker"),
+            (url, f"{process.host}/{process.host}"),
+            (url, f"{process.host}/{process.uid}"),
+            (client.tcp, f"{client.host}/{client.uid}"),
+            (client.tcp, f"{client.host}/{client.host}"),
+        ):
+            prelude = b"MAR1" + bytes((len(target),)) + target.encode()
+            heard = await _knock(address, prelude + bomb)
+            assert heard.startswith(b"+")  # it got to whom it wanted, and no further
+            await _knock(address, bomb)
+        assert not path.exists()
+        assert 0 < await there.slice(hosts=0).pid.call_one()
         await shutdown()

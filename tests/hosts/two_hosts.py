@@ -1,7 +1,7 @@
-"""Two hosts as two network namespaces: a client in one, a worker in the other, and a router between them that can be told to forward nothing.
+"""Two hosts as two network namespaces: a client in one, a worker in the other, and a router between them that can be told to drop all.
 
-`on_two_hosts` makes a test of a coroutine function, which runs as the program in the client's namespace, in a process of its own, once on each
-kind of loop. It gets a `Net`, by which it can cut the wire. Nothing may be left on the worker's host at the end.
+`on_two_hosts` makes a test of a coroutine function, which runs as the program in the client's namespace, in a process of its own, once on
+each kind of loop. It gets a `Net`, by which it can cut the wire. Nothing may be left on the worker's host at the end.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import pytest
 
 import monarch_async
 from monarch_async import HostMesh, attach_to_workers, configure
+from tests.hosts.workers import ENVIRONMENT, ROOT, command, make_key
 
-ROOT = str(Path(__file__).parents[2])
 CLIENT, WORKER = "10.98.1.1", "10.98.2.1"
 LEASE, HEARTBEAT = 4.0, 0.4
 
@@ -80,7 +80,7 @@ class Net:
 
     def procs(self) -> list[psutil.Process]:
         """What runs below the worker."""
-        return psutil.Process(self.worker.pid).children(recursive=True)
+        return list(psutil.Process(self.worker.pid).children(recursive=True))
 
     async def wait_no_procs(self, timeout: float) -> None:
         """Until nothing runs below the worker; raises `TimeoutError`."""
@@ -130,9 +130,9 @@ def on_two_hosts(body: Body) -> Callable[..., None]:
     def test(loop: str, tmp_path: Path) -> None:
         prefix = f"ma{os.getpid()}"[-8:]
         with namespaces(prefix):
-            command = [sys.executable, "-m", "tests.hosts.two_hosts", body.__module__, body.__name__, loop, prefix, str(tmp_path)]
+            program = [sys.executable, "-m", "tests.hosts.two_hosts", body.__module__, body.__name__, loop, prefix, str(tmp_path)]
             done = subprocess.run(
-                ["ip", "netns", "exec", f"{prefix}c", *command], cwd=ROOT, capture_output=True, text=True, timeout=100, env=ENVIRONMENT
+                ["ip", "netns", "exec", f"{prefix}c", *program], cwd=ROOT, capture_output=True, text=True, timeout=100, env=ENVIRONMENT
             )
         if done.returncode:
             pytest.fail(f"the client exited with {done.returncode} and wrote:\n{done.stdout}{done.stderr}", pytrace=False)
@@ -142,26 +142,20 @@ def on_two_hosts(body: Body) -> Callable[..., None]:
     return test
 
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(monarch_async.__file__).parents[1]), ROOT])}
-
-
 def main(module: str, name: str, loop: str, prefix: str, folder: str) -> None:
     """What the process in the client's namespace runs."""
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     if loop == "uvloop":
         factory = importlib.import_module("uvloop").new_event_loop
     body: Body = getattr(importlib.import_module(module), name).body
-    key_file = Path(folder) / "key"
-    key_file.touch(0o600)
-    key_file.write_bytes(os.urandom(32))
+    key_file = make_key(Path(folder))
     worker = subprocess.Popen(
-        ["ip", "netns", "exec", f"{prefix}w", sys.executable, "-m", "monarch_async", "worker"]
-        + ["--listen", f"tcp://{WORKER}:0", "--key-file", str(key_file)],
+        ["ip", "netns", "exec", f"{prefix}w", *command("worker", "--listen", f"tcp://{WORKER}:0", "--key-file", key_file)],
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
-        net = Net(prefix, worker, str(key_file))
+        net = Net(prefix, worker, key_file)
 
         async def run() -> None:
             async with asyncio.timeout(80):

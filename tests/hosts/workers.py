@@ -29,7 +29,9 @@ def make_key(folder: Path, name: str = "key") -> str:
 
 
 @contextlib.contextmanager
-def worker(*options: str, listen: str = "tcp://127.0.0.1:0", env: dict[str, str] | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def worker(
+    *options: str, listen: str = "tcp://127.0.0.1:0", env: dict[str, str] | None = None
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A worker that listens: its address and its process. It must end by SIGTERM with status 0."""
     process = subprocess.Popen(
         command("worker", "--listen", listen, *options), stdout=subprocess.PIPE, text=True, env={**ENVIRONMENT, **(env or {})}, cwd=ROOT

@@ -6,6 +6,7 @@ Real ones are in `stream`; tests may bring their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 __all__ = ["Connection", "Receiver"]
@@ -29,8 +30,9 @@ class Connection(Protocol):
 class Receiver(Protocol):
     """The user of a connection. Called from the loop, never re-entrantly."""
 
-    def get_buffer(self) -> memoryview:
-        """Where the next bytes shall be put; never empty."""
+    @property
+    def get_buffer(self) -> Callable[[], memoryview]:
+        """Call it: where the next bytes shall be put; never empty."""
 
     def received(self, size: int) -> None:
         """So many bytes have been put there."""

@@ -19,7 +19,8 @@ __all__ = ["TLS"]
 class TLS:
     """Paths of PEM files: this host's certificate (with its chain), its private key, and the authorities that peers must be signed by.
 
-    The certificate must hold the host's name or address as it is dialed. Raises `UsageError` for a path that is not a string or `os.PathLike`.
+    The certificate must hold the host's name or address as it is dialed. Raises `UsageError` for a path that is not a string or
+    `os.PathLike`.
     """
 
     cert: str

@@ -78,7 +78,8 @@ class Failure:
     """A failure in a mesh, as its owner is told. Public as `MeshFailure`.
 
     `mesh` and `class_name` say what failed, `ranks` which members; `endpoint` is where, for an exception, and `process` which, for one that
-    ended; `error` and `traceback` tell the exception, `exit_code` and `signal` how a process ended; `meshes` are all meshes that lost a member.
+    ended; `error` and `traceback` tell the exception, `exit_code` and `signal` how a process ended; `meshes` are all meshes that lost a
+    member.
     """
 
     mesh: str

@@ -119,6 +119,14 @@ def join_messages(packed: Sequence[bytes]) -> bytes:
 
 def unpack_messages(header: bytes | memoryview) -> list[list[Any]]:
     """The messages of a DATA frame's header; `ProtocolError` if it holds anything else."""
+    try:
+        messages: list[list[Any]] = _unpackb(header, strict_map_key=False, max_array_len=MAX_ITEMS)
+        if len(messages) == 1 and type(messages) is list:  # the usual frame of a call or an answer
+            (message,) = messages
+            if type(message) is list and message[0] in _kinds_by_signature.get(tuple(map(type, message)), _NONE):
+                return messages
+    except (ValueError, TypeError, LookupError, msgpack.UnpackException, RecursionError):
+        pass  # what is wrong with it is found out below
     messages = _unpack(header)
     kind: Any = None
     types: list[type] = []  # of a message that was found right: most are like the one before

@@ -78,8 +78,8 @@ class FrameReader:
         self._bulk: _Bulk | None = None
         self._left = 0  # bytes of its bulk that have not come; above 0 only while the buffer is empty
 
-    def get_buffer(self) -> memoryview:
-        """Where the next bytes shall be put; never empty."""
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        """Where the next bytes shall be put; never empty. Takes and ignores the hint that asyncio's protocols are given."""
         bulk = self._bulk
         if self._left and bulk is not None and bulk.target is not None:
             return bulk.target[bulk.size - self._left :]
@@ -96,6 +96,31 @@ class FrameReader:
             batches += self.received(size)
             rest = rest[size:]
         return batches
+
+    def single(self, size: int) -> list[list[Any]] | None:
+        """If the `size` bytes that have been put into the buffer are just one frame of small messages: those. Else use `received`.
+
+        Nearly every read of a process that calls and answers is such a one.
+        """
+        if self._end or size < _SIZE or self._bulk is not None or self._seal is not None or self.error is not None:
+            return None
+        view = self._view
+        kind, flags, reserved, header_size, bulk_size, sequence, acknowledged = _unpack_from(view, 0)
+        inbound = self._inbound
+        if kind != DATA or flags or reserved or bulk_size or header_size != size - _SIZE or sequence != inbound.received + 1:
+            return None
+        try:
+            messages = unpack_messages(view[_SIZE:size])
+        except ProtocolError as error:
+            self.error = error
+            return []
+        inbound.received = sequence
+        inbound.unacknowledged_bytes += header_size
+        if acknowledged > self.acknowledged:
+            self.acknowledged = acknowledged
+        if size == len(view):
+            self._make_room()
+        return messages
 
     def received(self, size: int) -> list[Batch]:
         """`size` bytes have been put into the buffer: what is whole now, in order. Look at `error` afterwards."""

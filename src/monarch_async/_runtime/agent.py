@@ -202,17 +202,18 @@ class Agent:
         how = proc.child.exited.result()
         me = proc.request.me
         evidence = Evidence(how.describe(), how.code, how.signal)
-        # Who waits for it must not wait for its output, which a descendant may hold open.
+        # Its last words come before the news of its end.
+        proc.output.resume()
+        try:
+            async with asyncio.timeout(OUTPUT_TAIL):
+                await proc.output.finished
+        except TimeoutError:
+            pass  # a descendant holds the pipes; it is being killed
+        proc.output.close()
         del self._procs[me.uid]
         self.broker.gone(me.uid, evidence)
         proc.ended.set_result(evidence)
         tell(self.runtime, proc.request.owner, "proc_exited", me, evidence)
-        try:
-            async with asyncio.timeout(OUTPUT_TAIL):
-                await proc.output.finished  # a descendant may hold the pipes; it is being killed
-        except TimeoutError:
-            pass
-        proc.output.close()
         proc.control.close()
         proc.child.close()
         self._gone_texts.append(me.uid)

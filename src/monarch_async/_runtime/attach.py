@@ -1,8 +1,8 @@
 """Both ends of what happens before a job has an agent on another host: `attach` asks, a worker (`worker.py`) answers with `receive`.
 
-Theory: the client chooses the id of the agent, so that addresses on its host are known before anything has happened there. It says what it wants in
-the *hello* of a handshake, which proves that it holds the worker's key; nothing but the handshake passes over that connection. The worker
-starts an agent of that id, and from then on hands it each connection that names it.
+Theory: the client chooses the id of the agent, so that addresses on its host are known before anything has happened there. It says what
+it wants in the *hello* of a handshake, which proves that it holds the worker's key; nothing but the handshake passes over that
+connection. The worker starts an agent of that id, and from then on hands it each connection that names it.
 
 The key of a job: a worker has a key file, and whoever holds that key may run anything there. It is at the same time the key for all links
 between the hosts of the job. Inside the client's host the job keeps the random key that it was born with.
@@ -46,8 +46,8 @@ class Job:
 async def attach(runtime: Runtime, agents: Sequence[ProcAddress], network: Network, advertise: str) -> ProcAddress:
     """Have the workers at the agents' addresses start them; returns this client's address, as other hosts can reach it.
 
-    Raises `AddressError`, `AuthenticationError`, `VersionMismatch`, `HandshakeError` or `SpawnError`, each naming the worker. Then agents that others of them have started end
-    with the lease, since no client comes.
+    Raises `AddressError`, `AuthenticationError`, `VersionMismatch`, `HandshakeError` or `SpawnError`, each naming the worker. Then agents
+    that others of them have started end with the lease, since no client comes.
     """
     socks: list[socket.socket] = []
     try:
@@ -131,7 +131,8 @@ async def _ask(runtime: Runtime, agent: ProcAddress, sock: socket.socket, me: Pr
 async def receive(sock: socket.socket, network: Network, options: Options, refuse: Callable[[Job], str]) -> Job:
     """The worker's side: authenticate who connected, and learn what it wants.
 
-    `refuse(job)` returns why it can't be had, or ``""``. Raises `HandshakeError` for strangers and malformed wishes, and for a wish refused.
+    `refuse(job)` returns why it can't be had, or ``""``. Raises `HandshakeError` for strangers and malformed wishes, and for a wish
+    refused.
     """
     loop = asyncio.get_running_loop()
     jobs: list[Job] = []

@@ -1,8 +1,8 @@
 """What a fresh interpreter runs to become an agent: ``main(fd)``, `fd` being its control socket to the process that started it.
 
-That is the client on the client's own host, and a worker (`worker.py`) elsewhere. The order matters: read the configuration, fork the zygote
-while there is no loop and no thread, then serve. Everything below ends, and the files too, when whoever started it is gone or says so, and on
-another host than the client's also when the client has said goodbye or was out of reach for the lease.
+That is the client on the client's own host, and a worker (`worker.py`) elsewhere. The order matters: read the configuration, fork the
+zygote while there is no loop and no thread, then serve. Everything below ends, and the files too, when whoever started it is gone or says
+so, and on another host than the client's also when the client has said goodbye or was out of reach for the lease.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from monarch_async._runtime.service import base_service
 __all__ = ["READY", "main", "start_agent"]
 
 READY = b"r"
+LAST_ANSWERS = 0.2
+"""Seconds for which an agent that has lost its zygotes still tells what became of their processes."""
 _MAX_CONFIG = 1 << 20
 _BOOT = "import sys; sys.path.insert(0, sys.argv[2]); from monarch_async._runtime.bootstrap import main; main(int(sys.argv[1]))"
 _PACKAGE_PARENT = str(Path(__file__).parents[2])
@@ -109,7 +111,6 @@ async def _serve(config: AgentConfig, launcher: Launcher, control: socket.socket
     runtime.loop.add_reader(parent, gone.set)
     control.send(READY)
 
-
     def lost(done: asyncio.Future[Exit]) -> None:
         control.send(ENDING + f"its root zygote was lost ({done.result().describe()})".encode())
         gone.set()
@@ -118,6 +119,8 @@ async def _serve(config: AgentConfig, launcher: Launcher, control: socket.socket
     await _first([asked, gone])
     runtime.loop.remove_reader(parent)
     os.close(parent)
+    if launcher.lost.done():
+        await asyncio.sleep(LAST_ANSWERS)
     await agent.close(config.options.stop_timeout if asked.is_set() and not gone.is_set() else 0.0)
     reader.close()
     await runtime.close("the job has ended")

@@ -290,7 +290,9 @@ class Cell(Life):
         """Stop once the handler that runs has ended, before anything else is handled."""
         message = Message(self.runtime.local, STOP, 0, 0, reason.encode(), None, None)
         self.mailbox.appendleft(message)
-        if self.task is None:
+        if self._wake is not None:
+            self._wake_up()
+        elif self.task is None:
             self.start()
 
     def unknown_endpoint(self, name: str) -> AttributeError:

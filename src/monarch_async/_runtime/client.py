@@ -115,6 +115,9 @@ class Client:
             for agent in agents:
                 del self.agents[agent.uid]
             up.set_exception(error)
+        except asyncio.CancelledError:
+            up.set_exception(SpawnError("the job has ended before its workers were attached to"))
+            raise
         else:
             up.set_result(None)
 
@@ -187,6 +190,10 @@ class Client:
         if deadline is not None:
             self._show_timer = self.runtime.loop.call_at(deadline, self._show)
 
+    def show_all(self) -> None:
+        """Print what waits for further ranks to say the same."""
+        self._print(self._folder.flush())
+
     def _print(self, shown: list[Any]) -> None:
         for stream, text in shown:
             print(text, file=sys.stdout if stream == "stdout" else sys.stderr)
@@ -206,7 +213,7 @@ class Client:
         await asyncio.gather(self._end_here(), *(self._end_there(agent) for agent in self.agents.values()))
         if self._show_timer is not None:
             self._show_timer.cancel()
-        self._print(self._folder.flush())
+        self.show_all()
         await runtime.close("the job has ended")
         if self._control is not None:
             self._control.close()
@@ -222,6 +229,9 @@ class Client:
         else:
             self.runtime.loop.remove_reader(self._ours.fileno())
             self._ours.close()
+            if not self._ready.done():
+                self._ready.set_exception(SpawnError("the job has ended before its agent was up"))
+                self._ready.exception()
         await asyncio.shield(self._wait_for_agent(self._process))
 
     async def _end_there(self, agent: ProcAddress) -> None:

@@ -64,7 +64,10 @@ class ProcConfig:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """For an agent: the client it serves, which process started it, where its own files are. Its import path is the starter's or the worker's."""
+    """For an agent: the client it serves, which process started it, where its own files are.
+
+    Its import path is the starter's or the worker's.
+    """
 
     agent: ProcAddress
     client: ProcAddress

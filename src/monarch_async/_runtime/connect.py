@@ -5,8 +5,8 @@ that the process is gone, or when the lease is over.
 
 Between hosts:
 
-* The lease counts from when the other host was last known to be there, not from when its silence was noticed. A peer that is too busy to read
-  is not silent: its kernel acknowledges what is sent to it.
+* The lease counts from when the other host was last known to be there, not from when its silence was noticed. A peer that is too busy to
+  read is not silent: its kernel acknowledges what is sent to it.
 * Who gives up first does not matter, since both ends count from the same silence.
 * A host that answers and refuses the connection for `REFUSED_FOR` seconds has no agent of this job any more.
 * Links are secured by the key of the network, and TLS where that was given; inside a host by that host's own key, over unix sockets.
@@ -39,6 +39,8 @@ __all__ = ["Party", "accept", "address_fields", "address_of", "join_network", "k
 
 FIRST_DELAY, MAX_DELAY = 0.01, 0.5
 REFUSED_FOR = 1.0
+HEARSAY = 0.5
+"""Seconds for which others may have better evidence of an agent's end than that its socket is gone."""
 
 
 class Party(Protocol):
@@ -154,7 +156,7 @@ async def _dial(runtime: Party, peer: Peer, link: Link) -> None:
             await _greet(runtime, peer, link, sock, where)
             return
         except Gone as gone:
-            peer.gone(Evidence.from_map(gone.evidence))
+            await _report(peer, gone)
             return
         except (AuthenticationError, VersionMismatch, ProtocolError) as error:
             peer.ended(link, Evidence(f"no link to {peer.address}: {error}"))
@@ -165,6 +167,13 @@ async def _dial(runtime: Party, peer: Peer, link: Link) -> None:
                 peer.ended(link, evidence)
                 return
         await attempts.pause()
+
+
+async def _report(peer: Peer, gone: Gone) -> None:
+    """A process is gone. Where not even its agent answers, who has started that may know why, and soon say so."""
+    if "code" not in gone.evidence:
+        await asyncio.sleep(HEARSAY)
+    peer.gone(Evidence.from_map(gone.evidence))
 
 
 def _where(runtime: Party, address: ProcAddress) -> ProcAddress:
@@ -302,7 +311,7 @@ async def _await_dialer(runtime: Party, peer: Peer, link: Link) -> None:
             await query(runtime.me, _where(runtime, peer.address), attempts.timeout)
             error: Exception = ChannelError("it lives, but did not come back")
         except Gone as gone:
-            peer.gone(Evidence.from_map(gone.evidence))
+            await _report(peer, gone)
             return
         except (OSError, ChannelError) as failed:
             error = failed  # its host can't be reached from here; it may still reach this one

@@ -92,8 +92,8 @@ class Handler:
 class Message:
     """A call or cast in an actor's hands.
 
-    Extras, where there are any: ``d`` seconds left until the deadline; ``c`` the chain of handlers that led here, each as actor key, number of the
-    message it handles, request it made, display name; ``r`` if it only asks whether the actor is up.
+    Extras, where there are any: ``d`` seconds left until the deadline; ``c`` the chain of handlers that led here, each as actor key,
+    number of the message it handles, request it made, display name; ``r`` if it only asks whether the actor is up.
     """
 
     __slots__ = (

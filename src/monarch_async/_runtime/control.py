@@ -1,6 +1,7 @@
 """The control socket between an agent and a process of its host, or between a worker and the agents it has started.
 
-Each message is one packet: a letter, what belongs to it, and for a connection its descriptor. End of file means that the other side is gone.
+Each message is one packet: a letter, what belongs to it, and for a connection its descriptor. End of file means that the other side is
+gone.
 
 * `c`: a connection for this process itself;
 * `r` and a route: a connection for some process of this agent's host (from a worker to an agent);
@@ -97,7 +98,10 @@ class Control:
 
 
 class ControlWriter:
-    """Sends packets on a control socket, which stays its owner's, in order and without ever blocking. Packets for a process that is gone are dropped."""
+    """Sends packets on a control socket, which stays its owner's, in order and without ever blocking.
+
+    Packets for a process that is gone are dropped.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         self._loop = loop

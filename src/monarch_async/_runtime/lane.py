@@ -130,15 +130,15 @@ class Lane:
         """Raise `ChannelFull` if a message of `size` bytes may not be sent now."""
         if self.messages >= self.limit:
             raise ChannelFull(
-                f"{self.messages} messages are under way to {self.mesh}[{self.rank}], as many as the option mailbox_messages={self.limit} allows: "
-                "await what you send, or raise it",
+                f"{self.messages} messages are under way to {self.mesh}[{self.rank}], as many as the option "
+                f"mailbox_messages={self.limit} allows: await what you send, or raise it",
                 limit=self.limit,
                 option="mailbox_messages",
             )
         if self.bytes + size > self.byte_limit and self.messages:
             raise ChannelFull(
-                f"{self.bytes} bytes are under way to {self.mesh}[{self.rank}] and {size} more would pass the option mailbox_bytes={self.byte_limit}: "
-                "await what you send, or raise it",
+                f"{self.bytes} bytes are under way to {self.mesh}[{self.rank}] and {size} more would pass the option "
+                f"mailbox_bytes={self.byte_limit}: await what you send, or raise it",
                 limit=self.byte_limit,
                 option="mailbox_bytes",
             )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_async._channel.base import Connection
 from monarch_async._channel.pool import BufferPool, allocate
 from monarch_async._core.framing import ACK, CLOSE, PONG, Seal
-from monarch_async._core.reader import FrameReader
+from monarch_async._core.reader import Batch, FrameReader
 from monarch_async._core.session import Inbound
 from monarch_async._runtime.outgoing import Outgoing
 from monarch_async.errors import ProtocolError
@@ -56,6 +56,7 @@ class Link(Outgoing):
         self.said_goodbye = False  # the peer has told that it sends no more
         self.on_lost: Callable[[Exception | None], None] = lambda error: None
         self._deliver = deliver
+        self.get_buffer: Callable[[], memoryview]  # the reader's; straight, since every read asks for it
         self._bad_after = -1  # the last frame taken when a bad one came
         self._reader: FrameReader
 
@@ -77,6 +78,7 @@ class Link(Outgoing):
         if old is not None:
             old.abort()
         self._reader = FrameReader(self._inbound, max_frame=self._max_frame, seal=seals[1] if seals else None)
+        self.get_buffer = self._reader.get_buffer
         self._seal = seals[0] if seals else None
         self._again.extend(again)
         self.connection = connection
@@ -106,12 +108,28 @@ class Link(Outgoing):
 
     # What the connection calls.
 
-    def get_buffer(self) -> memoryview:
-        return self._reader.get_buffer()
-
     def received(self, size: int) -> None:
         reader, outbound = self._reader, self._outbound
-        batches = reader.received(size)
+        messages = reader.single(size)
+        if messages:
+            if reader.acknowledged > outbound.acknowledged:
+                try:
+                    outbound.acknowledge(reader.acknowledged)
+                except ProtocolError as wrong:
+                    reader.error = wrong
+                if self._sent:
+                    self._release()
+            self._deliver(self, messages, None)
+            if self._inbound.ack_due and not self.ended:
+                self._write_bare(ACK)
+            self.last_heard = self._loop.time()
+            if reader.error is None:
+                return
+        self._received(reader, reader.received(0 if messages is not None else size))
+
+    def _received(self, reader: FrameReader, batches: list[Batch]) -> None:
+        """The general way: several frames, large messages, and what is no frame."""
+        outbound = self._outbound
         error = reader.error
         if reader.acknowledged > outbound.acknowledged:
             try:

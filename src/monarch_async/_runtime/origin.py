@@ -10,8 +10,9 @@ from monarch_async._core.faults import decode_fault, encode_fault
 from monarch_async._core.framing import CREDIT, FAIL, REPLY, STARTED, pack_message
 from monarch_async._runtime.context import Account, Message, Waiter
 from monarch_async._runtime.link import INLINE, Link
+from monarch_async.errors import ProtocolError
 
-__all__ = ["LinkOrigin", "LocalOrigin"]
+__all__ = ["LinkOrigin", "LocalOrigin", "read_fault"]
 
 
 class LinkOrigin:
@@ -92,3 +93,11 @@ class LocalOrigin:
 
     def tell_started(self, message: Message) -> None:
         """Nothing to tell: caller and handler die together."""
+
+
+def read_fault(data: bytes) -> Exception:
+    """The error that came as an answer; or, if it can't be read, the one that says so."""
+    try:
+        return decode_fault(data)
+    except ProtocolError as error:
+        return error

@@ -108,7 +108,13 @@ class Outgoing:
             self._tick = True
             self._loop.call_soon(self._end_tick)
             header = b"\x91" + packed
-            head = _pack(DATA, 0, 0, size + 1, 0, self._outbound.number(DATA, 0, header), self._inbound.ack()) + header
+            outbound, inbound = self._outbound, self._inbound
+            outbound.sequence = sequence = outbound.sequence + 1  # as `number`, and below as `ack`, which are too dear here
+            outbound.pending.append((sequence, DATA, 0, header, b""))
+            outbound.pending_bytes += size + 1
+            inbound.told = received = inbound.received
+            inbound.unacknowledged_bytes = 0
+            head = _pack(DATA, 0, 0, size + 1, 0, sequence, received) + header
             out.write(head if self._seal is None else head + self._seal.sign(head))
 
     def send_large(self, message: list[Any], body: bytes, buffers: Sequence[memoryview]) -> None:

@@ -22,7 +22,6 @@ from monarch_async._channel.pool import BufferPool
 from monarch_async._channel.tensors import install as install_tensor_reducers
 from monarch_async._core.codec import loads
 from monarch_async._core.events import Evidence, Failure, Identity
-from monarch_async._core.faults import decode_fault
 from monarch_async._core.framing import CALL, CANCEL, CLOSED, CREDIT, FAIL, PORT, REPLY, STARTED, pack_message
 from monarch_async._runtime.absent import Absent, DeadLetters
 from monarch_async._runtime.cell import Cell
@@ -32,12 +31,11 @@ from monarch_async._runtime.debt import Debt
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.local import LocalLane
-from monarch_async._runtime.origin import LinkOrigin, LocalOrigin
+from monarch_async._runtime.origin import LinkOrigin, LocalOrigin, read_fault
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.supervisor import Ownership
 from monarch_async._runtime.suspects import Step
 from monarch_async._runtime.tasks import TaskSet
-from monarch_async.errors import ProtocolError
 from monarch_async.ids import ProcAddress, new_uid
 from monarch_async.options import Options
 
@@ -77,7 +75,6 @@ class Runtime:
         self.cells: dict[int, Cell] = {}
         self.peers: dict[str, Peer] = {}
         self.ports: dict[int, PortSink] = {}
-        self.controllers: dict[str, Any] = {}  # the meshes that a job has one of, by name, in its client
         self.requests = itertools.count(1)
         self.numbers = itertools.count(1)
         self.local_lanes: dict[int, LocalLane] = {}
@@ -188,11 +185,7 @@ class Runtime:
                 waiter, lane, size = entry
                 link.started.discard(fields[1])
                 lane.credit(1, size)
-                try:
-                    error = decode_fault(fields[2])
-                except ProtocolError as trouble:
-                    error = trouble
-                waiter.fail(fields[1], error)
+                waiter.fail(fields[1], read_fault(fields[2]))
         elif kind == CREDIT:
             peer, _ = self._origins[link]
             owed = peer.lanes.get(fields[1])
@@ -229,7 +222,7 @@ class Runtime:
         error: BaseException | None = None
         try:
             if fault is not None:
-                error = decode_fault(fault)
+                error = read_fault(fault)
             elif body:
                 value = loads(body, buffers or ())
         except Exception as raised:  # whatever a value's own unpickling raises belongs to who receives it

@@ -1,12 +1,12 @@
 """Calls that wait for a handler which waits for them.
 
-A call carries the chain of handlers that led to it. If one of them is what the actor is handling right now, the call can't begin before that
-handler ends. If that handler is suspended on the very request that led to the call, and so is each handler between them on its own, none
-of them ever will: the call is refused with `DeadlockError`.
+A call carries the chain of handlers that led to it. If one of them is what the actor is handling right now, the call can't begin before
+that handler ends. If that handler is suspended on the very request that led to the call, and so is each handler between them on its own,
+none of them ever will: the call is refused with `DeadlockError`.
 
-A handler may begin to wait after its call has arrived, or never. So a suspect is looked at when it comes, and again at every tick of the runtime;
-the handlers in between, which may be in other processes, are asked now and then while this one waits. Who waits for each other in a circle
-stays so; so it does not matter that they are not asked all at once.
+A handler may begin to wait after its call has arrived, or never. So a suspect is looked at when it comes, and again at every tick of the
+runtime; the handlers in between, which may be in other processes, are asked now and then while this one waits. Who waits for each other
+in a circle stays so; so it does not matter that they are not asked all at once.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ class Suspects:
 
     async def _ask(self, suspect: _Suspect, current: Message, task: asyncio.Task[Any] | None, observer: Observer) -> None:
         """Refuse it if the handlers between are all suspended too."""
-        if await observer.others_wait(suspect.message.origin, suspect.rest):
-            if suspect in self._entries and is_awaited(observer.find_waiter(suspect.request), current, task):
-                self._refuse(suspect)
+        all_wait = await observer.others_wait(suspect.message.origin, suspect.rest)
+        if all_wait and suspect in self._entries and is_awaited(observer.find_waiter(suspect.request), current, task):
+            self._refuse(suspect)
 
     def _refuse(self, suspect: _Suspect) -> None:
         self._entries.remove(suspect)

@@ -1,8 +1,8 @@
 """Whether a task is suspended on a future, directly or through what asyncio puts in between.
 
-The walk goes from the future to who would go on when it is done: a task that awaits it, `gather`, `shield`, `wait_for`, a `TaskGroup`, or `wait`
-for all, and from there to who awaits those. It reads asyncio's own callbacks, of which a future keeps a list. What it does not know it takes for
-no waiting: so a real wait may be missed, and none is made up.
+The walk goes from the future to who would go on when it is done: a task that awaits it, `gather`, `shield`, `wait_for`, a `TaskGroup`,
+or `wait` for all, and from there to who awaits those. It reads asyncio's own callbacks, of which a future keeps a list. What it does not
+know it takes for no waiting: so a real wait may be missed, and none is made up.
 """
 
 from __future__ import annotations

@@ -3,9 +3,12 @@
 Rules:
 
 * It runs no code of any job and unpickles nothing: it authenticates, starts agents, and hands connections on by what their prelude names.
-* Each job has an agent of its own, a fresh interpreter, so that no job sees what another has imported, and each goes by its client's settings.
-* An agent ends when its client is gone, when it is out of reach for the lease, or with the worker. The worker goes on whatever happens to agents.
-* Who can't prove within `handshake_timeout` that it holds the key is cut off, and so is who comes when `WAITING` others are being looked at.
+* Each job has an agent of its own, a fresh interpreter, so that no job sees what another has imported, and each goes by its client's
+  settings.
+* An agent ends when its client is gone, when it is out of reach for the lease, or with the worker. The worker goes on whatever happens to
+  agents.
+* Who can't prove within `handshake_timeout` that it holds the key is cut off, and so is who comes when `WAITING` others are being looked
+  at.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from monarch_async.options import Options
 
 __all__ = ["Worker"]
 
+LONGEST_STOP = 30.0
+"""Seconds that the jobs of a worker which is told to stop are given at most, whatever their clients have set."""
 WAITING = 256
 """Connections that may be under examination at once."""
 
@@ -70,7 +75,11 @@ class Worker:
         self.told = ""
 
     def start(self) -> None:
-        """Listen. Raises `AddressError` if the address can't be had or can't be told to others, `UsageError` for TLS files that can't be used."""
+        """Listen.
+
+        Raises `AddressError` if the address can't be had or can't be told to others, `UsageError` for TLS files that can't be
+        used.
+        """
         wildcard = self._host in ("", "*", "0.0.0.0", "::")
         name = usable_addresses(self._advertise or (socket.gethostname() if wildcard else self._host))[0]
         if self._network.tls is not None:
@@ -87,7 +96,7 @@ class Worker:
             agent.control.send(STOP)
         for agent in agents:
             try:
-                async with asyncio.timeout(agent.options.stop_timeout + 2.0):
+                async with asyncio.timeout(min(agent.options.stop_timeout, LONGEST_STOP) + 2.0):
                     await agent.ended.wait()
             except TimeoutError:
                 agent.process.kill()

@@ -24,7 +24,7 @@ from monarch_async._runtime.loops import new_event_loop
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.errors import UsageError
 from monarch_async.options import Options
-from monarch_async.supervise import MeshFailure, call_unhandled_fault_hook
+from monarch_async.supervise import MeshFailure, call_unhandled_fault_hook, is_default_hook
 
 __all__ = ["configure", "current_runtime", "on_loop", "run_on", "shutdown", "shutdown_context"]
 
@@ -96,14 +96,16 @@ async def _close(client: Client) -> None:
 
 
 def _unhandled(client: Client, failure: MeshFailure) -> None:
-    """Call the program's hook, which may end it: after the last words of a process that has ended."""
+    """Call the program's hook. The default one ends the program, so that one waits for the last words of a process that has ended."""
 
     def call() -> None:
-        if client.runtime.stopping is None:
-            client.show_all()
-            call_unhandled_fault_hook(failure)
+        client.show_all()
+        call_unhandled_fault_hook(failure)
 
-    client.runtime.loop.call_later(LAST_WORDS if failure.process else 0.0, call)
+    if failure.process and is_default_hook():
+        client.runtime.loop.call_later(LAST_WORDS, call)
+    else:
+        call()
 
 
 def _ignore(failure: MeshFailure) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 
 from monarch_async._core.events import Failure as MeshFailure
 
@@ -23,12 +24,21 @@ def unhandled_fault_hook(failure: MeshFailure) -> None:
     os._exit(1)
 
 
+def _hook() -> Callable[[MeshFailure], None]:
+    """The hook that is in force."""
+    hook: Callable[[MeshFailure], None] = getattr(sys.modules.get("monarch_async"), "unhandled_fault_hook", unhandled_fault_hook)
+    return hook
+
+
+def is_default_hook() -> bool:
+    """Whether a failure will end the program."""
+    return _hook() is unhandled_fault_hook
+
+
 def call_unhandled_fault_hook(failure: MeshFailure) -> None:
     """Call the hook that is in force."""
-    package = sys.modules.get("monarch_async")
-    hook = getattr(package, "unhandled_fault_hook", unhandled_fault_hook)
     try:
-        hook(failure)
+        _hook()(failure)
     except Exception:
         logging.getLogger("monarch_async").exception("the unhandled_fault_hook raised, so the default one reports the failure")
         unhandled_fault_hook(failure)

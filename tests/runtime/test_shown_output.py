@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from monarch_async import Actor, ActorDied, MeshFailure, endpoint, shutdown, this_host
+from monarch_async import Actor, ActorDied, MeshFailure, configure, endpoint, shutdown, this_host
 from tests.hosts.workers import ENVIRONMENT, ROOT
 
 FLOOD = 3000
@@ -49,7 +49,10 @@ class Printer(Actor):
 
 async def test_lines_are_prefixed_folded_and_sorted_by_stream(capfd: pytest.CaptureFixture[str]) -> None:
     """Equal lines of several ranks are one line; others carry their rank; standard error goes to standard error."""
+    before = configure()
+    configure(fold_window=2.0)  # so that a busy machine folds the same
     printers = this_host().spawn_procs({"gpus": 3}, name="printers").spawn("printer", Printer)
+    configure(fold_window=before.fold_window)
     await printers.say.call("all the same")
     await printers.slice(gpus=1).say.call_one("only one")
     await printers.complain.call("trouble")

@@ -110,6 +110,7 @@ class Link(Outgoing):
 
     def received(self, size: int) -> None:
         reader, outbound = self._reader, self._outbound
+        self._gathering = self._scheduled  # what is gathered already leaves first
         messages = reader.single(size)
         if messages:
             if reader.acknowledged > outbound.acknowledged:

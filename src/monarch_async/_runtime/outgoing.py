@@ -2,8 +2,9 @@
 
 Rules:
 
-* What is sent leaves in order. The first message of a loop iteration is written at once; the rest of that iteration leave together
-  at its end, in one frame.
+* What is sent leaves in order. A message is written at once if the one before it was followed by something coming in, as when calls
+  and answers alternate; others wait for the end of the loop's iteration and leave together, in one frame. So a lone message costs no
+  callback, and many share a frame.
 * A large message is written in chunks, as fast as the socket takes them. Messages sent after it wait behind it; *control* messages
   (answers, cancellations, credit) pass between its chunks.
 * Its memory is copied when it is sent, into pooled buffers that come back when the peer has acknowledged all of it.
@@ -76,7 +77,8 @@ class Outgoing:
         self._headers: deque[bytes] = deque()  # frames of messages that go before `_batch`
         self._queue: deque[_Transfer | bytes] = deque()  # a transfer under way is its first element
         self._waiting = 0  # bytes in `_headers` and `_queue`
-        self._tick = False  # a message was written in this iteration already
+        self._gathering = False  # a message was written since something came in: what follows is gathered
+        self._scheduled = False  # the flush at the end of this iteration is
         self._pumping = False
         self._sent: deque[_Transfer] = deque()  # written, not yet acknowledged
         self._drained: list[asyncio.Future[None]] = []
@@ -97,16 +99,18 @@ class Outgoing:
         if size > MAX_SMALL:
             raise _too_large(size)
         out = self._out
-        if self._tick or out is None or out.full:
+        if self._gathering or out is None or out.full:
             if not self.ended:
                 self._batch.append(packed)
                 self._batch_bytes += size
                 if self._batch_bytes > BATCH:
                     self._close_batch()
                     self._flush()
+                elif not self._scheduled:
+                    self._scheduled = True
+                    self._loop.call_soon(self._end_of_iteration)
         else:
-            self._tick = True
-            self._loop.call_soon(self._end_tick)
+            self._gathering = True
             header = b"\x91" + packed
             outbound, inbound = self._outbound, self._inbound
             outbound.sequence = sequence = outbound.sequence + 1  # as `number`, and below as `ack`, which are too dear here
@@ -169,8 +173,8 @@ class Outgoing:
     def _unwritten(self) -> bool:
         return bool(self._batch or self._headers or self._queue or self._again)
 
-    def _end_tick(self) -> None:
-        self._tick = False
+    def _end_of_iteration(self) -> None:
+        self._scheduled = self._gathering = False
         if self._batch:
             self._flush()
 

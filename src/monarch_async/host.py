@@ -7,6 +7,7 @@ meshes whose `spawn_procs` starts processes on every host of them.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from monarch_async._core.codec import format_error
 from monarch_async._core.events import Failure, Identity
-from monarch_async._runtime.agent import SpawnRequest
+from monarch_async._runtime.config import SpawnRequest
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, tell
@@ -125,10 +126,11 @@ class HostMesh(MeshOps):
         lifetime = mesh._lifetime = ProcsLifetime(runtime, addresses, agents, owner[1], name)
         for address in addresses:
             runtime.ownership.own(address.uid, owner[1], 0, Identity(name, "", address.rank))
-        start = _start(runtime, agents, addresses, requests, bootstrap)
+        starting = {address.uid for address in addresses}
+        start = _start(runtime, agents, addresses, requests, bootstrap, starting)
         lifetime.starting = runtime.loop.create_future()
         lifetime.starting.add_done_callback(lambda done: _started(runtime, lifetime, owner[1], addresses[0], done))
-        runtime.tasks.start(_settle(runtime, start, addresses, lifetime.starting), name=f"starting {name}")
+        runtime.tasks.start(_settle(runtime, start, addresses, starting, lifetime.starting), name=f"starting {name}")
         cell = runtime.cells.get(owner[1])
         if cell is not None:
             cell.owned[lifetime] = lifetime.stop
@@ -191,6 +193,7 @@ async def _start(
     addresses: Sequence[ProcAddress],
     requests: Sequence[SpawnRequest],
     bootstrap: Callable[[], Any] | None,
+    starting: set[str],
 ) -> None:
     """Have every host start its processes, run the bootstrap in each, and wait until all answer. Whatever goes wrong, none is left then."""
     client = client_of(runtime)
@@ -209,6 +212,8 @@ async def _start(
                 answers = [ask(runtime, address, "bootstrap", bootstrap) for address in addresses]
             else:
                 answers = [ask(runtime, address, "ping") for address in addresses]
+            for address, answer in zip(addresses, answers, strict=True):
+                answer.add_done_callback(functools.partial(_is_up, starting, address.uid))
             await asyncio.gather(*started)
             await asyncio.gather(*answers)
     except BaseException as error:
@@ -221,11 +226,19 @@ async def _start(
         raise SpawnError(text) from None
 
 
+def _is_up(starting: set[str], uid: str, answer: asyncio.Future[Any]) -> None:
+    if not answer.cancelled() and answer.exception() is None:
+        starting.discard(uid)
+
+
 async def _settle(
-    runtime: Runtime, start: Coroutine[Any, Any, None], addresses: Sequence[ProcAddress], outcome: asyncio.Future[None]
+    runtime: Runtime,
+    start: Coroutine[Any, Any, None],
+    addresses: Sequence[ProcAddress],
+    starting: set[str],
+    outcome: asyncio.Future[None],
 ) -> None:
-    """Wait for a start. The end of a process meanwhile is for those who wait for it, and no failure to be told to its owner."""
-    starting = {address.uid for address in addresses}
+    """Wait for a start. The end of a process that is not up yet is for those who wait for it, and no failure to be told to its owner."""
 
     def release(peer: Peer) -> None:
         if peer.address.uid in starting:
@@ -238,8 +251,8 @@ async def _settle(
         outcome.cancel()
         raise
     except Exception as error:
-        for uid in starting:
-            runtime.ownership.release(uid)
+        for address in addresses:
+            runtime.ownership.release(address.uid)
         outcome.set_exception(error)
     else:
         outcome.set_result(None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from monarch_async._runtime.cell import Cell
@@ -18,18 +17,28 @@ __all__ = ["ActorInstance", "Context", "context", "current_actor_name", "current
 _NOWHERE = Extent.of().point(0)
 
 
-@dataclass(frozen=True, slots=True)
 class ActorInstance:
-    """The actor that code runs in. `rank` is its position in the mesh as it was spawned; `incarnation` counts its restarts."""
+    """The actor that code runs in.
 
-    name: str
-    class_name: str
-    rank: Point
-    actor_id: str
-    proc_id: str
-    incarnation: int
-    creator: str
-    _cell: Cell | None
+    `name` is that of its mesh and `rank` its position there at spawn; `incarnation` counts its restarts; `creator` is the process that
+    spawned it.
+    """
+
+    __slots__ = ("_cell", "actor_id", "class_name", "creator", "incarnation", "name", "proc_id", "rank")
+
+    def __init__(self, cell: Cell | None) -> None:
+        me = current_runtime().me
+        self._cell = cell
+        self.proc_id = me.uid
+        if cell is None:
+            self.name, self.class_name, self.rank, self.incarnation = me.name, "", _NOWHERE, 0
+            self.actor_id, self.creator = me.uid, ""
+        else:
+            identity = cell.identity
+            self.name, self.class_name, self.incarnation = identity.mesh, identity.class_name, identity.incarnation
+            self.rank = _extent(cell).point(identity.rank)
+            self.actor_id = f"{me.uid}/{cell.key:x}"
+            self.creator = str(cell.owner[0]) if cell.owner is not None else ""
 
     @property
     def proc(self) -> ProcMesh:
@@ -65,12 +74,14 @@ class ActorInstance:
     kill = abort
 
 
-@dataclass(frozen=True, slots=True)
 class Context:
     """`actor_instance` is the actor, `message_rank` the position of this member in the slice that the message was sent to."""
 
-    actor_instance: ActorInstance
-    _message: Message | None
+    __slots__ = ("_message", "actor_instance")
+
+    def __init__(self, actor_instance: ActorInstance, message: Message | None) -> None:
+        self.actor_instance = actor_instance
+        self._message = message
 
     @property
     def message_rank(self) -> Point:
@@ -89,18 +100,7 @@ def context() -> Context:
     """Where this code runs. Outside an actor it is the program itself, called ``client``."""
     message = current_message.get()
     cell: Cell | None = message.cell if message is not None else current_cell.get()
-    if cell is None:
-        runtime = current_runtime()
-        me = runtime.me
-        return Context(ActorInstance(me.name, "", _NOWHERE, me.uid, me.uid, 0, "", None), None)
-    identity = cell.identity
-    creator = str(cell.owner[0]) if cell.owner is not None else ""
-    me = current_runtime().me
-    rank = _extent(cell).point(identity.rank)
-    instance = ActorInstance(
-        identity.mesh, identity.class_name, rank, f"{me.uid}/{cell.key:x}", me.uid, identity.incarnation, creator, cell
-    )
-    return Context(instance, message)
+    return Context(ActorInstance(cell), message if cell is not None else None)
 
 
 def current_rank() -> Point:

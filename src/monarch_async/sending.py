@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-import random
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -97,7 +97,7 @@ class MeshEndpoint(Endpoint[..., Any]):
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
         target = self._target
-        index = random.randrange(len(target.lanes))
+        index = int.from_bytes(os.urandom(4), "little") % len(target.lanes)
         return self._one(target.lanes[index], target.ranks[index], args, kwargs)
 
     def _one(self, lane: Lane | LocalLane, rank: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
@@ -197,7 +197,7 @@ class MeshEndpoint(Endpoint[..., Any]):
     def one_of(self) -> MeshEndpoint:
         """The same endpoint on one member, picked at random."""
         target = self._target
-        index = random.randrange(len(target.lanes))
+        index = int.from_bytes(os.urandom(4), "little") % len(target.lanes)
         one = Target(target.runtime, target.name, Shape.of(), [target.lanes[index]], [target.ranks[index]])
         return MeshEndpoint(one, self._name, self._bind, self._timeout, self._retry, self._return_exceptions)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_async import Actor, ActorDied, MeshFailure, ProcMesh, configure, endpoint, this_proc
+from monarch_async import Actor, ActorDied, MeshFailure, ProcMesh, SpawnError, configure, endpoint, this_proc
 from monarch_async.options import Options
 from tests.api.waiting import until
 
@@ -104,3 +104,50 @@ async def test_two_meshes_of_one_name_are_told_apart(pair: ProcMesh, failures: l
     other.slice(gpus=0).fail.broadcast()
     await until(lambda: failures)
     assert [("same", (0,))] == [(told.mesh, told.ranks) for told in failures]
+
+
+async def test_case_19_a_spawn_while_its_owner_is_being_stopped(place: ProcMesh) -> None:
+    """Refused with a clear error, in the handler that is being cancelled and in the cleanup; nothing is left."""
+    notes = this_proc().spawn("notes", Notes)
+    owner = place.spawn("owner", LateSpawner, notes)
+    await owner
+    call = owner.wait.call_one()
+    await asyncio.sleep(0.1)
+    await owner.stop()
+    assert ["late was not spawned: its owner is being stopped"] * 2 == await notes.all.call_one()
+    with pytest.raises(ActorDied):
+        await call
+
+
+class LateSpawner(Actor):
+    def __init__(self, notes: Any) -> None:
+        self.notes = notes
+
+    @endpoint
+    async def wait(self) -> None:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            await self.try_to_spawn()
+
+    async def __cleanup__(self, error: BaseException | None) -> None:
+        await self.try_to_spawn()
+
+    async def try_to_spawn(self) -> None:
+        try:
+            this_proc().spawn("late", Stubborn)
+        except SpawnError as error:
+            await self.notes.note.call_one(str(error))
+
+
+class Notes(Actor):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    @endpoint
+    async def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @endpoint
+    async def all(self) -> list[str]:
+        return self.notes

@@ -16,7 +16,6 @@ from monarch_async import (
     ActorError,
     MeshFailure,
     ProcMesh,
-    SpawnError,
     UsageError,
     concurrent_endpoint,
     endpoint,
@@ -369,37 +368,3 @@ async def test_cleanup_on_stop_and_on_error(place: ProcMesh, failures: list[Mesh
     await failing.stop()
     found = await notes.all.call_one()
     assert ["NoneType of stop", "NoneType of raise", "sync", "RuntimeError of error"] == found[-4:]
-
-
-async def test_case_19_a_spawn_while_its_owner_is_being_stopped(place: ProcMesh) -> None:
-    """Refused with a clear error, in the handler that is being cancelled and in the cleanup; nothing is left."""
-    notes = this_proc().spawn("notes", Notes)
-    owner = place.spawn("owner", LateSpawner, notes)
-    await owner
-    call = owner.wait.call_one()
-    await asyncio.sleep(0.1)
-    await owner.stop()
-    assert ["late was not spawned: its owner is being stopped"] * 2 == await notes.all.call_one()
-    with pytest.raises(ActorDied):
-        await call
-
-
-class LateSpawner(Actor):
-    def __init__(self, notes: Any) -> None:
-        self.notes = notes
-
-    @endpoint
-    async def wait(self) -> None:
-        try:
-            await asyncio.sleep(30)
-        finally:
-            await self.try_to_spawn()
-
-    async def __cleanup__(self, error: BaseException | None) -> None:
-        await self.try_to_spawn()
-
-    async def try_to_spawn(self) -> None:
-        try:
-            this_proc().spawn("late", Worker)
-        except SpawnError as error:
-            await self.notes.note.call_one(str(error))

@@ -7,7 +7,6 @@ import hmac
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -124,7 +123,7 @@ def assert_safe(what: str, dialer: End, acceptor: End) -> None:
         assert WELCOME == acceptor.done.welcome, what
     if dialer.done is not None:
         assert acceptor.done is not None, what
-        assert replace(acceptor.done, peer=ACCEPTOR, rest=b"") == Established(
+        assert acceptor.done._replace(peer=ACCEPTOR, rest=b"") == Established(
             dialer.done.peer, dialer.done.welcome, dialer.done.receive_key, dialer.done.send_key, b""
         ), what
 

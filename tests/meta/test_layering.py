@@ -37,8 +37,9 @@ LAYERS: dict[str, list[str]] = {
     "L2": inside("_channel", "base pool keys tls stream dial tensors segment"),
     "L3": inside(
         "_runtime",
-        """linux fdwire tasks config loops context thread child forked zygote launcher outgoing link lane peer local origin debt waits suspects behavior resumed life cell
-        absent output supervisor connect runtime current control service broker agent bootstrap attach worker client proc""",
+        """linux fdwire tasks config start loops context thread child forked zygote launcher outgoing link lane peer local origin
+        debt waits suspects behavior resumed life cell absent output supervisor connect runtime current control service broker
+        agent bootstrap attach worker client proc""",
     ),
     "L4": words("supervise ambient value_mesh future sent port endpoint sending actor mesh procs host workers info controllers lowlevel"),
     "L5": words("tensor parallel testing observe jobs"),

@@ -5,16 +5,14 @@ from __future__ import annotations
 import signal as signals
 import traceback as traceback_module
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch_async.errors import ActorDied, SupervisionError, fold_ranks
 
-__all__ = ["Evidence", "Failure", "Identity", "died", "signal_name"]
+__all__ = ["Evidence", "Failure", "Identity", "describe_exit", "died"]
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """Why something is gone, as far as is known: one line, and the exit code or signal of a process."""
 
     text: str
@@ -35,8 +33,7 @@ class Evidence:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Who an actor is: its mesh, its class, its rank in the mesh at spawn, and which life of it this is."""
 
     mesh: str
@@ -65,16 +62,19 @@ def died(evidence: Evidence, mesh: str, rank: int | None, *, started: bool | Non
     return error
 
 
-def signal_name(number: int) -> str:
-    """``9`` → ``"signal 9 (SIGKILL)"``."""
-    try:
-        return f"signal {number} ({signals.Signals(number).name})"
-    except ValueError:
-        return f"signal {number}"
+def describe_exit(code: int | None, signal: int | None) -> str:
+    """E.g. ``"killed by signal 9 (SIGKILL)"`` or ``"exited with code 3"``."""
+    if signal is not None:
+        # Real-time signals other than the first and the last have no name.
+        known = {number.value: number.name for number in signals.Signals}
+        name = f" ({known[signal]})" if signal in known else ""
+        return f"killed by signal {signal}{name}"
+    if code is not None:
+        return f"exited with code {code}"
+    return "gone; how it ended is not known, since its zygote died first"
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """A failure in a mesh, as its owner is told. Public as `MeshFailure`.
 
     `mesh` and `class_name` say what failed, `ranks` which members; `endpoint` is where, for an exception, and `process` which, for one that

@@ -33,10 +33,9 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgpack
 
@@ -79,8 +78,7 @@ _WAITING = {
 _CODES: dict[str, type[HandshakeError]] = {"key": AuthenticationError, "version": VersionMismatch, "refused": HandshakeError}
 
 
-@dataclass(frozen=True, slots=True)
-class Established:
+class Established(NamedTuple):
     """Both sides hold the key. `peer` is the other side's hello; `welcome` is what the acceptor decided, the same on both sides.
 
     `send_key` and `receive_key` (32 bytes) are for the MACs of frames: one side's `send_key` is the other's `receive_key`.
@@ -94,8 +92,7 @@ class Established:
     rest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What follows from bytes received: `send` to the other side (may be empty); `done` once authenticated."""
 
     send: bytes

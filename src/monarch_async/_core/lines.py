@@ -14,7 +14,6 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, NamedTuple
 
@@ -58,7 +57,7 @@ class LineAssembler:
 
     def _finish(self, line: bytes) -> list[str]:
         states = line.split(b"\r")
-        last = next((state for state in reversed(states) if state.strip()), b"")
+        last = line if len(states) == 1 else next((state for state in reversed(states) if state.strip()), b"")
         return [_decode(piece) for piece in self._cut(last)]
 
     def _show_progress(self, rest: bytes, now: float) -> list[str]:
@@ -103,25 +102,24 @@ class Shown(NamedTuple):
     text: str
 
 
-@dataclass(slots=True)
-class _Held:
-    """A line that waits for more ranks. `number` grows in the order of arrival."""
+class _Held(NamedTuple):
+    """A line that waits for more ranks, those in the list. `number` grows in the order of arrival."""
 
     number: int
     stream: Stream
     line: str
     size: int
     deadline: float
-    ranks: list[int] = field(default_factory=list)
+    ranks: list[int]
 
 
-@dataclass(slots=True)
 class _Mesh:
     """The lines held for one mesh: oldest first; by text; and for each rank the number of the last one that it is part of."""
 
-    held: deque[_Held] = field(default_factory=deque)
-    by_line: dict[tuple[Stream, str], deque[_Held]] = field(default_factory=dict)
-    last: dict[int, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.held: deque[_Held] = deque()
+        self.by_line: dict[tuple[Stream, str], deque[_Held]] = {}
+        self.last: dict[int, int] = {}
 
 
 class OutputFolder:
@@ -143,7 +141,7 @@ class OutputFolder:
         after = state.last.get(rank, 0)
         held = next((held for held in same if held.number > after), None)
         if held is None:
-            held = _Held(next(self._numbers), stream, line, size, now + self._window)
+            held = _Held(next(self._numbers), stream, line, size, now + self._window, [])
             same.append(held)
             state.held.append(held)
         held.ranks.append(rank)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from monarch_async._channel.dial import listen_tcp, usable_addresses
@@ -20,7 +20,7 @@ from monarch_async._core.events import Evidence
 from monarch_async._core.lines import Stream
 from monarch_async._runtime.broker import Broker
 from monarch_async._runtime.child import Child, ProcSpec
-from monarch_async._runtime.config import Network, ProcConfig
+from monarch_async._runtime.config import Network, ProcConfig, SpawnRequest
 from monarch_async._runtime.connect import join_network
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.control import NETWORK, STOP, ControlWriter
@@ -29,9 +29,8 @@ from monarch_async._runtime.output import OutputReader
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, tell
-from monarch_async.ids import ProcAddress
 
-__all__ = ["Agent", "SpawnRequest"]
+__all__ = ["Agent"]
 
 ENTRY = "monarch_async._runtime.proc:run"
 OUTPUT_TAIL = 0.2
@@ -40,20 +39,6 @@ GONE_TEXTS = 64
 """How many ended processes the output is kept of."""
 OUTPUT_UNDER_WAY = 32
 """Batches of output that may be on their way to a client; past that the pipes are left to fill."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnRequest:
-    """One process to start, as asked for over a link."""
-
-    me: ProcAddress
-    size: int
-    owner: ProcAddress
-    env: Mapping[str, str | None]
-    cwd: str | None
-    sys_path: tuple[str, ...]
-    preload: tuple[str, ...]
-    cpus: frozenset[int] | None
 
 
 class _Proc:

@@ -10,12 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from monarch_async._channel.dial import listen_unix
 from monarch_async._core.events import Evidence
@@ -28,38 +25,13 @@ from monarch_async._runtime.loops import new_event_loop
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import base_service
+from monarch_async._runtime.start import READY, remove_directory
 
-__all__ = ["READY", "main", "start_agent"]
+__all__ = ["main"]
 
-READY = b"r"
 LAST_ANSWERS = 0.2
 """Seconds for which an agent that has lost its zygotes still tells what became of their processes."""
 _MAX_CONFIG = 1 << 20
-_BOOT = "import sys; sys.path.insert(0, sys.argv[2]); from monarch_async._runtime.bootstrap import main; main(int(sys.argv[1]))"
-_PACKAGE_PARENT = str(Path(__file__).parents[2])
-
-
-def start_agent(config: AgentConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start an agent as a process of its own; returns it and the control socket to it, on which it says `READY` when it serves.
-
-    Raises `OSError` when the system refuses.
-    """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), _PACKAGE_PARENT],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        ours.send(config.pack())
-    except BaseException:
-        ours.close()
-        raise
-    ours.setblocking(False)
-    return process, ours
 
 
 def main(fd: int) -> None:
@@ -69,7 +41,7 @@ def main(fd: int) -> None:
     config = AgentConfig.unpack(control.recv(_MAX_CONFIG))
     parent = os.pidfd_open(config.parent) if os.getppid() == config.parent else -1
     if parent < 0:
-        shutil.rmtree(config.directory, ignore_errors=True)
+        remove_directory(config.directory)
         return  # it is gone already
     sys.path[:] = config.sys_path
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
@@ -79,7 +51,7 @@ def main(fd: int) -> None:
             runner.run(_serve(config, launcher, control, parent))
     finally:
         launcher.close()
-        shutil.rmtree(config.directory, ignore_errors=True)
+        remove_directory(config.directory)
 
 
 class _ClientTarget:

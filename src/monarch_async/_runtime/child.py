@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from monarch_async._core.events import describe_exit
 from monarch_async.errors import UsageError
 
 __all__ = ["Child", "Exit", "ProcSpec", "is_gone"]
@@ -70,14 +71,7 @@ class Exit:
 
     def describe(self) -> str:
         """E.g. ``"killed by signal 9 (SIGKILL), out of memory"`` or ``"exited with code 3"``."""
-        if self.signal is not None:
-            # Real-time signals other than the first and the last have no name.
-            known = {number.value: number.name for number in signal.Signals}
-            name = f" ({known[self.signal]})" if self.signal in known else ""
-            return f"killed by signal {self.signal}{name}" + (", out of memory" if self.oom else "")
-        if self.code is not None:
-            return f"exited with code {self.code}"
-        return "gone; how it ended is not known, since its zygote died first"
+        return describe_exit(self.code, self.signal) + (", out of memory" if self.oom else "")
 
 
 class Child:

@@ -9,19 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from monarch_async._channel.keys import generate_key
-from monarch_async._core.events import Evidence
+from monarch_async._core.events import Evidence, describe_exit
 from monarch_async._core.lines import OutputFolder, Stream
 from monarch_async._runtime.attach import attach
-from monarch_async._runtime.bootstrap import READY, start_agent
-from monarch_async._runtime.child import Exit
 from monarch_async._runtime.config import AgentConfig, Network
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.control import STOP, Control
@@ -29,6 +25,7 @@ from monarch_async._runtime.current import install, uninstall
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, base_service
+from monarch_async._runtime.start import READY, make_directory, remove_directory, start_agent
 from monarch_async.errors import ActorDied, MonarchError, SpawnError, UsageError
 from monarch_async.ids import ProcAddress, new_uid
 from monarch_async.options import Options
@@ -47,7 +44,7 @@ class Client:
 
     def __init__(self, options: Options, key: bytes | None = None) -> None:
         uid, host = new_uid(), new_uid()
-        self.directory = tempfile.mkdtemp(prefix="monarch-async-")
+        self.directory = make_directory()
         unix = os.path.join(self.directory, "agent")
         self.agent = ProcAddress(host, host, unix, name="agent")
         me = ProcAddress(uid, host, unix, name="client")
@@ -158,10 +155,10 @@ class Client:
     async def _bury_agent(self, process: subprocess.Popen[bytes]) -> None:
         """Say what became of the agent, and with it of everything on this host."""
         await self._wait_for_agent(process)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_directory(self.directory)
         code = process.returncode
         how = self._control.reason if self._control is not None else ""
-        how = how or Exit(code=code if code >= 0 else None, signal=-code if code < 0 else None).describe()
+        how = how or describe_exit(code if code >= 0 else None, -code if code < 0 else None)
         evidence = Evidence(f"lost with the agent of this host: {how}")
         for peer in list(self.runtime.peers.values()):
             if peer.address.host == self.runtime.me.host:
@@ -217,7 +214,7 @@ class Client:
         await runtime.close("the job has ended")
         if self._control is not None:
             self._control.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_directory(self.directory)
         uninstall(runtime)
 
     async def _end_here(self) -> None:
@@ -278,4 +275,4 @@ class Client:
                 except subprocess.TimeoutExpired:
                     self._process.kill()
                     self._process.wait()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            remove_directory(self.directory)

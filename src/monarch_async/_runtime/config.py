@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgpack
 
@@ -11,7 +12,7 @@ from monarch_async._channel.tls import TLS
 from monarch_async.ids import ProcAddress
 from monarch_async.options import Options
 
-__all__ = ["AgentConfig", "Network", "ProcConfig"]
+__all__ = ["AgentConfig", "Network", "ProcConfig", "SpawnRequest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +96,16 @@ class AgentConfig:
             tuple(fields["sys_path"]),
             fields["parent"],
         )
+
+
+class SpawnRequest(NamedTuple):
+    """One process to start, as asked for over a link."""
+
+    me: ProcAddress
+    size: int
+    owner: ProcAddress
+    env: Mapping[str, str | None]
+    cwd: str | None
+    sys_path: tuple[str, ...]
+    preload: tuple[str, ...]
+    cpus: frozenset[int] | None

@@ -16,19 +16,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 
 from monarch_async._channel.dial import PASSED, Route, listen_tcp, read_route, refuse, usable_addresses
 from monarch_async._channel.keys import generate_key
 from monarch_async._core.events import Evidence
 from monarch_async._runtime.attach import WORKER, Job, receive
-from monarch_async._runtime.bootstrap import start_agent
 from monarch_async._runtime.config import AgentConfig, Network
 from monarch_async._runtime.control import ROUTE, STOP, ControlWriter, pack_route
+from monarch_async._runtime.start import make_directory, remove_directory, start_agent
 from monarch_async._runtime.tasks import TaskSet
 from monarch_async.errors import ChannelError
 from monarch_async.ids import ProcAddress
@@ -156,7 +154,7 @@ class Worker:
         """Start an agent; returns why not, or ``""``."""
         if job.agent in self._agents:
             return "there is an agent of that id already"
-        directory = tempfile.mkdtemp(prefix="monarch-async-")
+        directory = make_directory()
         address = ProcAddress(job.agent, job.agent, os.path.join(directory, "agent"), self.told, name=f"agent of tcp://{self.told}")
         config = AgentConfig(
             address, job.client, generate_key(), self._network, job.options, directory, tuple(map(os.path.abspath, sys.path)), os.getpid()
@@ -164,7 +162,7 @@ class Worker:
         try:
             process, control = start_agent(config)
         except OSError as error:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_directory(directory)
             return f"no agent could be started: {error}"
         agent = self._agents[job.agent] = _Agent(process, control, directory, job.options)
         self._tasks.start(self._bury(job, agent), name=f"watching the agent of {job.client}")
@@ -186,6 +184,6 @@ class Worker:
             agent.sock.close()
         code = agent.process.wait()
         del self._agents[job.agent]
-        shutil.rmtree(agent.directory, ignore_errors=True)
+        remove_directory(agent.directory)
         agent.ended.set()
         self._log.info("job of %s ended (exit status %d)", job.client.tcp, code)

@@ -50,8 +50,8 @@ class ActorInstance:
         """The processes that its mesh was spawned on."""
         if self._cell is None or self._cell.place is None:
             return this_proc()
-        extent, agents, addresses, name = self._cell.place
-        return ProcMesh(current_runtime(), name, addresses, agents, Shape(extent))
+        place = self._cell.place
+        return ProcMesh(current_runtime(), place.name, place.addresses, place.agents, Shape(place.extent))
 
     def stop(self, reason: str = "") -> None:
         """Stop this actor once the handler that asks for it has ended."""
@@ -119,7 +119,7 @@ def current_actor_name() -> str:
 
 
 def _extent(cell: Cell) -> Extent:
-    extent: Extent = cell.place[0] if cell.place is not None else Extent.of()
+    extent: Extent = cell.place.extent if cell.place is not None else Extent.of()
     return extent
 
 

@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
+from monarch_async._core.codec import dumps
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask, ask_many
+from monarch_async._runtime.service import Place, ask, ask_many
 from monarch_async.actor import Actor, ActorBehavior, check_arguments, check_class
 from monarch_async.ambient import current_runtime, on_loop
 from monarch_async.endpoint import EndpointDefinition
@@ -93,6 +94,7 @@ class ProcMesh(MeshOps):
         self._mesh_shape = shape
         self._defaults = defaults or {}
         self._lifetime: ProcsLifetime | None = None
+        self._place: bytes | None = None  # for those who are spawned here, once there are some
         self._after: asyncio.Task[None] | None = None
 
     @property
@@ -145,13 +147,16 @@ class ProcMesh(MeshOps):
             self._defaults.get("mailbox_bytes", runtime.options.mailbox_bytes),
         )
         behavior = ActorBehavior(cls, args, kwargs)
-        mesh = ActorMesh(runtime, key, name, cls, tuple(endpoints), addresses, extent, Shape(extent), None, limits)
+        shape = self._mesh_shape if self._mesh_shape.is_dense and not self._mesh_shape.offset else Shape(extent)
+        mesh = ActorMesh(runtime, key, name, cls, tuple(endpoints), addresses, extent, shape, None, limits)
         ready: MeshFuture[None] = MeshFuture(loop=runtime.loop)
         ready.runtime = runtime
         requests = [next(runtime.requests) for _ in addresses]
-        ready.expect(Shape(extent), [None] * len(addresses), requests, keep_errors=False)
-        place = (extent, [self._agents[base] for base in self._mesh_shape.ranks()], addresses, self._name)
-        arguments = (key, name, cls.__qualname__, behavior, owner, limits[0], place)
+        ready.expect(shape, [None] * len(addresses), requests, keep_errors=False)
+        if self._place is None:
+            agents = tuple(self._agents[base] for base in self._mesh_shape.ranks())
+            self._place, _ = dumps(Place(extent, agents, tuple(addresses), self._name, runtime.me))
+        arguments = (key, name, cls.__qualname__, behavior, owner[1], limits[0], self._place)
         ask_many(runtime, addresses, "spawn", arguments, ready, range(len(addresses)), requests)
         mesh._lifetime = Lifetime(runtime, key, name, cls.__qualname__, addresses, owner[1], ready)
         if self._lifetime is not None:

@@ -8,6 +8,7 @@ so, and on another host than the client's also when the client has said goodbye 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -81,7 +82,8 @@ async def _serve(config: AgentConfig, launcher: Launcher, control: socket.socket
     reader = Control(runtime, control, on_stop=asked.set, on_end=gone.set, on_route=broker.take)
     # A child that the parent has forked may hold its end of the socket open, so the process itself is watched too.
     runtime.loop.add_reader(parent, gone.set)
-    control.send(READY)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # gone before this one was up, as `reader` will say
+        control.send(READY)
 
     def lost(done: asyncio.Future[Exit]) -> None:
         control.send(ENDING + f"its root zygote was lost ({done.result().describe()})".encode())

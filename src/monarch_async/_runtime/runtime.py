@@ -39,9 +39,11 @@ from monarch_async._runtime.tasks import TaskSet
 from monarch_async.ids import ProcAddress, new_uid
 from monarch_async.options import Options
 
-__all__ = ["SERVICE", "PortSink", "Runtime"]
+__all__ = ["LATER", "SERVICE", "PortSink", "Runtime"]
 
 SERVICE = 0
+LATER = object()
+"""What a function of the service returns if it has seen to the answer itself."""
 TICK = 0.05
 
 PortSink = Callable[[Origin, int, Any, BaseException | None, int], None]
@@ -241,6 +243,8 @@ class Runtime:
         except Exception as error:
             message.state = State.DONE
             message.origin.refuse(message, error)
+            return
+        if result is LATER:
             return
         if isinstance(result, Awaitable):
             message.task = self.tasks.start(self._serve_later(message, result), name=f"service {message.endpoint}")

@@ -7,22 +7,23 @@ after its spawn finds it. What takes time returns an awaitable.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from monarch_async._core.codec import dumps
+from monarch_async._core.codec import dumps, loads
 from monarch_async._core.events import Evidence, Failure, Identity
 from monarch_async._runtime.behavior import Behavior
 from monarch_async._runtime.cell import Cell
-from monarch_async._runtime.context import Message, Origin, Waiter, current_cell, current_message
+from monarch_async._runtime.context import Message, Origin, State, Waiter, current_cell, current_message
 from monarch_async._runtime.peer import Peer
-from monarch_async._runtime.runtime import Runtime
+from monarch_async._runtime.runtime import LATER, Runtime
 from monarch_async._runtime.suspects import Step, is_awaited
 from monarch_async.errors import ActorError, SpawnError
 from monarch_async.ids import ProcAddress
 
-__all__ = ["Answer", "Owner", "ask", "ask_many", "base_service", "tell"]
+__all__ = ["Answer", "Owner", "Place", "ask", "ask_many", "base_service", "tell"]
 
 SERVICE = 0
 _LIMIT = 1 << 40
@@ -89,6 +90,22 @@ def tell(runtime: Runtime, address: ProcAddress, name: str, *args: Any) -> None:
         runtime.peer(address).lane(SERVICE, str(address), address.rank, _LIMIT, _LIMIT).cast(name, 0, body, buffers, None)
 
 
+class Place(NamedTuple):
+    """Where a mesh of actors is: the extent, processes and agents of the mesh of processes, its name, and who spawned the actors."""
+
+    extent: Any
+    agents: tuple[ProcAddress, ...]
+    addresses: tuple[ProcAddress, ...]
+    name: str
+    spawner: ProcAddress
+
+
+@functools.lru_cache(256)
+def _read_place(data: bytes) -> Place:
+    place: Place = loads(data)
+    return place
+
+
 class Service:
     """The functions; `base_service` makes the table."""
 
@@ -102,29 +119,26 @@ class Service:
         runtime.on_peer_gone.append(self._peer_gone)
 
     def spawn(
-        self, message: Message, key: int, mesh: str, class_name: str, behavior: Behavior, owner: Owner, limit: int, place: Any
-    ) -> asyncio.Future[None]:
-        """Start an actor; the answer comes when it is constructed."""
+        self, message: Message, key: int, mesh: str, class_name: str, behavior: Behavior, owner: int, limit: int, place: bytes
+    ) -> object:
+        """Start an actor; the answer comes when it is constructed. `place` is a pickled `Place`, shared by all that are spawned there."""
         runtime = self.runtime
         if runtime.stopping is not None:
             raise SpawnError(f"{mesh} was not spawned: its process is stopping")
         cell = Cell(runtime, key, Identity(mesh, class_name, message.rank), behavior, limit)
-        cell.owner = owner
-        cell.place = place
-        constructed: asyncio.Future[None] = runtime.loop.create_future()
+        cell.place = _read_place(place)
+        cell.owner = (cell.place.spawner, owner)
 
         def told(error: BaseException | None) -> None:
-            if not constructed.done():
-                if error is None:
-                    constructed.set_result(None)
-                elif isinstance(error, Exception) and not isinstance(error, StopIteration):
-                    constructed.set_exception(error)
-                else:
-                    constructed.set_exception(RuntimeError(f"the constructor raised {error!r}"))
+            message.state = State.DONE
+            if error is None:
+                message.origin.answer(message, None)
+            else:
+                message.origin.refuse(message, error)
 
         cell.on_constructed = told
         runtime.add_cell(cell)
-        return constructed
+        return LATER
 
     async def stop(self, message: Message, key: int, reason: str) -> None:
         """Stop an actor; the answer comes when it has cleaned up. One that is gone already is no error."""

@@ -30,6 +30,8 @@ from monarch_async.errors import CallTimeout
 __all__ = ["Cell"]
 
 STOP = ""  # no endpoint has this name
+LATER_THAN_CALLER = 0.05
+"""Seconds after its deadline until a handler is stopped from this side: the caller's own timer and word come first, where it lives."""
 YIELD_EVERY = 64
 """After so many messages that never suspend, others get their turn."""
 
@@ -235,7 +237,7 @@ class Cell(Life):
                 if message.request:
                     message.origin.refuse(message, CallTimeout(f"{self.identity}.{message.endpoint} was not started before its deadline"))
                 return True
-            message.timer = self.runtime.loop.call_later(left, self.expire, message)
+            message.timer = self.runtime.loop.call_later(left + LATER_THAN_CALLER, self.expire, message)
         if handler.concurrent:
             context = self.context.copy()
             message.task = self.runtime.loop.create_task(self._overlap(message, handler), context=context)

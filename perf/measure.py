@@ -5,15 +5,39 @@ Times are seconds, memory is bytes.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["memcpy_rates", "memory", "rate_of", "time_calls"]
+__all__ = ["memcpy_rates", "memory", "on_core", "rate_of", "time_calls", "two_cores"]
 
 Samples = dict[str, list[float]]
+
+
+def two_cores() -> tuple[int, int] | None:
+    """A core for the caller and one for the called process; `None` where there is only one.
+
+    Left to itself the kernel puts two processes that talk to each other on one core or on two, as it likes from one second to the next,
+    and a call takes three times as long on two. To compare two systems it has to be the same for both.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    return (cores[0], cores[1]) if len(cores) > 1 else None
+
+
+@contextlib.contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """Keep this thread on one core meanwhile; `None`: wherever."""
+    before = os.sched_getaffinity(0)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 async def time_calls(count: int, call: Callable[[], Awaitable[Any]], *, warm_up: int = 0) -> list[float]:

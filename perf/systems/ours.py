@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import monarch_async
 from monarch_async import Actor, ActorDied, MeshFailure, endpoint, this_host, this_proc
-from perf.measure import Samples, memory, rate_of, time_calls
+from perf.measure import Samples, memory, on_core, rate_of, time_calls, two_cores
 from perf.systems.interpreters import start_seconds
 
 __all__ = ["System"]
@@ -75,6 +76,8 @@ class System:
         self._count = procs
         self._procs: Any = None
         self._mesh: Any = None
+        self._pair_procs: Any = None
+        self._pair: Any = None
         monarch_async.unhandled_fault_hook = _ignore
 
     async def _echoes(self) -> Any:
@@ -84,27 +87,42 @@ class System:
             self._mesh = await self._procs.spawn("echo", Echo)
         return self._mesh
 
+    async def _two(self) -> Any:
+        """Two processes, the first on another core than this one, the second on the same."""
+        if self._pair is None:
+            cores = two_cores()
+            bind = None if cores is None else [{cores[1]}, {cores[0]}]
+            self._pair_procs = this_host().spawn_procs(per_host={"procs": 2}, proc_bind=bind)
+            self._pair = await self._pair_procs.spawn("echo", Echo)
+        return self._pair
+
     async def _echo(self) -> Echo:
-        one: Echo = (await self._echoes()).slice(procs=0)
+        one: Echo = (await self._two()).slice(procs=0)
         return one
+
+    def _apart(self) -> contextlib.AbstractContextManager[None]:
+        cores = two_cores()
+        return on_core(cores[0] if cores is not None else None)
 
     async def close(self) -> None:
         await monarch_async.shutdown()
 
     async def call(self, count: int) -> Samples:
         echo = await self._echo()
-        return {"call": await time_calls(count, echo.nop.call_one, warm_up=count // 10)}
+        with self._apart():
+            return {"call": await time_calls(count, echo.nop.call_one, warm_up=count // 10)}
 
     async def actor_to_actor(self, count: int) -> Samples:
-        mesh = await self._echoes()
+        mesh = await self._two()
         caller, called = mesh.slice(procs=1), mesh.slice(procs=0)
         return {"actor_to_actor": await caller.time_calls_to.call_one(called, count)}
 
     async def call_def(self, count: int) -> Samples:
-        await self._echoes()
-        blocking = await self._procs.slice(procs=0).spawn("blocking", Blocking)
+        await self._two()
+        blocking = await self._pair_procs.slice(procs=0).spawn("blocking", Blocking)
         try:
-            return {"call_def": await time_calls(count, blocking.nop.call_one, warm_up=count // 10)}
+            with self._apart():
+                return {"call_def": await time_calls(count, blocking.nop.call_one, warm_up=count // 10)}
         finally:
             await blocking.stop()
 
@@ -114,7 +132,8 @@ class System:
 
     async def pipelined(self, count: int) -> Samples:
         echo = await self._echo()
-        return {"pipelined": await rate_of(count, lambda: asyncio.gather(*[echo.nop.call_one() for _ in range(count)]))}
+        with self._apart():
+            return {"pipelined": await rate_of(count, lambda: asyncio.gather(*[echo.nop.call_one() for _ in range(count)]))}
 
     async def broadcast(self, count: int) -> Samples:
         """Messages nobody awaits, up to the bound on what may be under way; and as many that are each awaited."""
@@ -130,7 +149,8 @@ class System:
                 await echo.nop.broadcast()
             await echo.nop.call_one()
 
-        return {"broadcast": await rate_of(count, unawaited), "broadcast_awaited": await rate_of(count, awaited)}
+        with self._apart():
+            return {"broadcast": await rate_of(count, unawaited), "broadcast_awaited": await rate_of(count, awaited)}
 
     async def mesh(self, count: int) -> Samples:
         mesh = await self._echoes()

@@ -7,19 +7,21 @@ with another. There is no actor in it, no lane, no session: it is what a call ca
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
 import msgpack
 import uvloop
 
-from perf.measure import Samples, memcpy_rates, rate_of, time_calls
+from perf.measure import Samples, memcpy_rates, on_core, rate_of, time_calls, two_cores
 from perf.systems.interpreters import import_seconds, start_seconds
 
 __all__ = ["System"]
@@ -91,12 +93,12 @@ class _Client(_Frames):
         self._pending.pop(message[1]).set_result(pickle.loads(message[3]))
 
 
-def _fork_server() -> socket.socket:
-    """The near end of a socket to a new process that answers."""
+def _fork_server() -> tuple[socket.socket, int]:
+    """The near end of a socket to a new process that answers, and its pid."""
     near, far = socket.socketpair()
-    if os.fork():
+    if pid := os.fork():
         far.close()
-        return near
+        return near, pid
     near.close()
     uvloop.run(_answer(far))
     os._exit(0)
@@ -119,8 +121,25 @@ class System:
 
     def __init__(self, procs: int) -> None:
         self.versions = {name: version(name) for name in ("uvloop", "msgpack")}
-        self._sockets = [_fork_server() for _ in range(procs)]
+        servers = [_fork_server() for _ in range(procs)]
+        self._sockets = [sock for sock, _ in servers]
+        self._pids = [pid for _, pid in servers]
         self._clients: list[_Client] = []
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """This process and the first echo on a core each."""
+        cores = two_cores()
+        if cores is None:
+            yield
+            return
+        before = os.sched_getaffinity(self._pids[0])
+        os.sched_setaffinity(self._pids[0], {cores[1]})
+        try:
+            with on_core(cores[0]):
+                yield
+        finally:
+            os.sched_setaffinity(self._pids[0], before)
 
     async def _connected(self) -> list[_Client]:
         for sock in self._sockets[len(self._clients) :]:
@@ -148,7 +167,8 @@ class System:
 
     async def _echo(self, count: int) -> list[float]:
         client = (await self._connected())[0]
-        return await time_calls(count, client.call, warm_up=count // 10)
+        with self._apart():
+            return await time_calls(count, client.call, warm_up=count // 10)
 
     async def mesh(self, count: int) -> Samples:
         clients = await self._connected()
@@ -156,7 +176,8 @@ class System:
 
     async def pipelined(self, count: int) -> Samples:
         client = (await self._connected())[0]
-        return {"pipelined": await rate_of(count, lambda: asyncio.gather(*(client.call() for _ in range(count))))}
+        with self._apart():
+            return {"pipelined": await rate_of(count, lambda: asyncio.gather(*(client.call() for _ in range(count))))}
 
     async def broadcast(self, count: int) -> Samples:
         client = (await self._connected())[0]
@@ -166,7 +187,8 @@ class System:
                 client.cast()
             await client.call()
 
-        return {"broadcast": await rate_of(count, run)}
+        with self._apart():
+            return {"broadcast": await rate_of(count, run)}
 
     async def local(self, count: int) -> Samples:
         loop = asyncio.get_running_loop()

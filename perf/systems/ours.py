@@ -14,6 +14,7 @@ from typing import Any
 import monarch_async
 from monarch_async import Actor, ActorDied, MeshFailure, endpoint, this_host, this_proc
 from perf.measure import Samples, memory, on_core, rate_of, time_calls, two_cores
+from perf.systems.idle import Idle
 from perf.systems.interpreters import start_seconds
 
 __all__ = ["System"]
@@ -215,9 +216,9 @@ class System:
     async def idle(self, count: int) -> Samples:
         """Processes with one actor each that has answered once. For a fresh worker: no torch, nothing done before."""
         procs = this_host().spawn_procs(per_host={"procs": self._count})
-        echoes = procs.spawn("echo", Echo)
-        processes = (await echoes.process.call()).values()
-        assert not any((await echoes.imported.call("torch")).values())
+        actors = procs.spawn("idle", Idle)
+        processes = (await actors.process.call()).values()
+        assert not any((await actors.imported.call("torch")).values())
         sizes = [memory(process) for process in processes]
         return {"idle_pss": [size["pss"] for size in sizes], "idle_uss": [size["uss"] for size in sizes]}
 

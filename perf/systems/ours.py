@@ -186,7 +186,7 @@ class System:
         for _ in range(2):
             begin = time.perf_counter()
             procs = this_host().spawn_procs(per_host={"procs": self._count})
-            await procs.spawn("echo", Echo).nop.call()
+            await procs.spawn("idle", Idle).process.call()
             took.append(time.perf_counter() - begin)
         return {"start_cold": took[:1], "start_more": took[1:]}
 
@@ -194,7 +194,7 @@ class System:
         """The same with torch imported in all of them. For a fresh worker."""
         begin = time.perf_counter()
         procs = this_host().spawn_procs(per_host={"procs": self._count}, preload=("torch",))
-        there = await procs.spawn("echo", Echo).imported.call("torch")
+        there = await procs.spawn("idle", Idle).imported.call("torch")
         took = time.perf_counter() - begin
         assert all(there.values()), "preload=('torch',) has not imported torch"
         return {"start_torch": [took]}

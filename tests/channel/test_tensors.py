@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_async._channel import tensors
+from monarch_async._channel import tensors, torch_hook
 from monarch_async._core import codec
 
 torch = pytest.importorskip("torch")
@@ -32,7 +32,7 @@ DTYPES = sorted({item for item in vars(torch).values() if isinstance(item, torch
 def installed() -> Iterator[None]:
     """As a runtime does it at its start; undone afterwards, so that other tests see a codec without tensors."""
     reducers = dict(codec._reducers)
-    tensors.install()
+    torch_hook.install()
     yield
     for kind in set(codec._reducers) - set(reducers):
         del codec._reducers[kind]
@@ -363,9 +363,9 @@ def test_torch_is_not_imported_before_its_time() -> None:
     """Installing imports no torch; once it is imported, the next message has the reducers; a receiver imports it when a tensor arrives."""
     code = """
 import sys
-from monarch_async._channel import tensors
+from monarch_async._channel import tensors, torch_hook
 from monarch_async._core import codec
-tensors.install()
+torch_hook.install()
 codec.dumps(1)
 assert "torch" not in sys.modules and not tensors.ensure_reducers()
 import torch

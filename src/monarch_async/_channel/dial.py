@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import os
 import socket
 import struct
@@ -310,23 +309,33 @@ def usable_addresses(host: str, resolve: Callable[..., list[Any]] = socket.getad
 _ADVERTISE = "say which address other hosts reach this one by (advertise)"
 
 
+def _packed(address: str) -> bytes:
+    """4 or 16 bytes, an IPv4 address in IPv6 clothes as 4. `OSError` if it is no address."""
+    address = address.partition("%")[0]
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    return packed.removeprefix(b"\0" * 10 + b"\xff\xff")
+
+
+def _is_loopback(packed: bytes) -> bool:
+    return packed[0] == 127 if len(packed) == 4 else packed == b"\0" * 15 + b"\1"
+
+
 def _names_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+        return _is_loopback(_packed(host))
+    except OSError:
         return host in ("localhost", "ip6-localhost")
 
 
 def _unusable(address: str, *, wants_loopback: bool) -> str:
     """Why other hosts can't be told this address; empty if they can."""
-    ip = ipaddress.ip_address(address)
-    real = getattr(ip, "ipv4_mapped", None) or ip
-    if real.is_loopback:
+    packed = _packed(address)
+    if _is_loopback(packed):
         return "" if wants_loopback else "loopback: another host can't reach it"
-    if real.is_link_local:
+    if packed[:2] == b"\xa9\xfe" or (len(packed) == 16 and packed[0] == 0xFE and packed[1] & 0xC0 == 0x80):
         return "link-local: it holds on one network segment only"
-    if real.is_unspecified:
+    if not any(packed):
         return "unspecified: it is no address to connect to"
-    if real.is_multicast:
+    if (len(packed) == 4 and packed[0] & 0xF0 == 0xE0) or packed[0] == 0xFF:
         return "multicast: nobody can connect to it"
     return ""

@@ -32,15 +32,10 @@ from monarch_async._core import codec
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ensure_reducers", "install"]
+__all__ = ["ensure_reducers"]
 
 _ALIGNMENT = 16  # bytes: the largest element, complex128, and what blocks and arriving buffers are aligned to
 _installed = False
-
-
-def install() -> None:
-    """Make tensors cheap to send from this process, from the moment it has imported torch. Doesn't import torch."""
-    codec.when_imported("torch", ensure_reducers)
 
 
 def ensure_reducers() -> bool:

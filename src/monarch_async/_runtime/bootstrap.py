@@ -22,7 +22,7 @@ from monarch_async._runtime.child import Exit
 from monarch_async._runtime.config import AgentConfig
 from monarch_async._runtime.control import ENDING, Control, ControlWriter
 from monarch_async._runtime.launcher import Launcher
-from monarch_async._runtime.loops import new_event_loop
+from monarch_async._runtime.loops import loop_factory
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import base_service
@@ -46,9 +46,10 @@ def main(fd: int) -> None:
         return  # it is gone already
     sys.path[:] = config.sys_path
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    factory = loop_factory()  # now, so that the zygotes have what it needs
     launcher = Launcher.start()
     try:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(_serve(config, launcher, control, parent))
     finally:
         launcher.close()

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from monarch_async._channel.pool import BufferPool
-from monarch_async._channel.tensors import install as install_tensor_reducers
+from monarch_async._channel.torch_hook import install as install_tensor_reducers
 from monarch_async._core.codec import loads
 from monarch_async._core.events import Evidence, Failure, Identity
 from monarch_async._core.framing import CALL, CANCEL, CLOSED, CREDIT, FAIL, PORT, REPLY, STARTED, pack_message

@@ -14,8 +14,8 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, fields, replace
+from typing import Any, NamedTuple
 
 from monarch_async._channel.dial import Gone, connect, parse_tcp
 from monarch_async._channel.stream import authenticate, open_stream
@@ -34,8 +34,7 @@ WORKER = "worker"
 """What a connection asks for that is for the worker itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """What a client wants of a worker: an agent of that id, for that client, with those settings."""
 
     agent: str

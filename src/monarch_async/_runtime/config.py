@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, NamedTuple, Self
 
 import msgpack
@@ -35,8 +35,15 @@ class Network:
         return cls(fields["key"], TLS(**fields["tls"]) if fields["tls"] else None)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcConfig:
+def _pack(fields: dict[str, Any]) -> bytes:
+    """What addresses, settings and the like are made of, as plain maps."""
+    packed: bytes = msgpack.packb(
+        {name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value for name, value in fields.items()}
+    )
+    return packed
+
+
+class ProcConfig(NamedTuple):
     """For a proc: who it is, whom it works for, the secret of its host, and that of the network once the job has other hosts."""
 
     me: ProcAddress
@@ -47,8 +54,7 @@ class ProcConfig:
     options: Options
 
     def pack(self) -> bytes:
-        packed: bytes = msgpack.packb(asdict(self))
-        return packed
+        return _pack(self._asdict())
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -63,8 +69,7 @@ class ProcConfig:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AgentConfig:
+class AgentConfig(NamedTuple):
     """For an agent: the client it serves, which process started it, where its own files are.
 
     Its import path is the starter's or the worker's.
@@ -80,8 +85,7 @@ class AgentConfig:
     parent: int
 
     def pack(self) -> bytes:
-        packed: bytes = msgpack.packb(asdict(self))
-        return packed
+        return _pack(self._asdict())
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:

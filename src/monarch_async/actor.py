@@ -148,7 +148,7 @@ def _unpack_by_value(code: bytes, args: tuple[Any, ...], kwargs: Mapping[str, An
     return _unpack_behavior(cls, args, kwargs)
 
 
-_handlers: dict[type, tuple[Mapping[str, Handler], bool]] = {}
+_handlers: OrderedDict[type, tuple[Mapping[str, Handler], bool]] = OrderedDict()
 
 
 def _unpack_behavior(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ActorBehavior:
@@ -156,6 +156,8 @@ def _unpack_behavior(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     known = _handlers.get(cls)
     if known is None:
         known = _handlers[cls] = _handlers_of(cls)
+        if len(_handlers) > _KEPT:  # handlers hold their class, so no weak reference would do
+            _handlers.popitem(last=False)
     behavior.handlers, behavior.threaded = known
     return behavior
 

@@ -4,6 +4,7 @@
   is stopped.
 * In a synchronous script or thread it lives in a loop of its own, in a background thread, until the program ends or `shutdown_context`.
 * In a worker process it is there from the start.
+* In a process forked from one of these it is started anew; what the parent has is the parent's to end.
 
 The global event loop policy is never touched.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextvars
+import os
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
@@ -221,3 +223,16 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
+
+
+def _after_fork() -> None:
+    """In the child: what was started is the parent's, and so are the locks, which another thread of it may have held."""
+    global _background, _background_lock, _clients_lock
+    for client in _clients.values():
+        client.disown()
+    _clients.clear()
+    _background = None
+    _background_lock, _clients_lock = threading.Lock(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

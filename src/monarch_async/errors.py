@@ -105,7 +105,7 @@ class ActorError(MonarchError):
         where = f" in {self.actor}" if self.actor else ""
         lines = [f"{self.type_name}: {self.text}{where}"]
         if self.errors:
-            lines += fold_errors(self.errors)
+            lines += fold_errors(self.errors) if len(self.errors) > 1 else []
         if self.remote_traceback:
             lines += ["", "Remote traceback:", self.remote_traceback.rstrip()]
         return "\n".join(lines)
@@ -216,6 +216,7 @@ def fold_errors(errors: Mapping[object, BaseException]) -> list[str]:
     lines = []
     for cause, points in causes.items():
         ranks = [rank for rank in (getattr(point, "rank", point) for point in points) if isinstance(rank, int)]
-        where = f"ranks {fold_ranks(ranks)}" if len(ranks) == len(points) else ", ".join(map(str, points))
+        several = "ranks" if len(points) > 1 else "rank"
+        where = f"{several} {fold_ranks(ranks)}" if len(ranks) == len(points) else ", ".join(map(str, points))
         lines.append(f"  {where}: {cause}")
     return lines

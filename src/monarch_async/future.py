@@ -49,8 +49,14 @@ class Future(asyncio.Future[R]):
         if not self.done():
             self._stop_timer()
             self.set_exception(error if not isinstance(error, StopIteration) else RuntimeError(str(error)))
+            self._hush()
         else:
             _report_late(error)
+
+    def _hush(self) -> None:
+        """Once everything is being stopped, an error that nobody has asked for is no news."""
+        if self.runtime.stopping is not None:
+            self.exception()
 
     def futures(self) -> Sequence[asyncio.Future[Any]]:
         return (self,)
@@ -156,9 +162,10 @@ class MeshFuture(Future[ValueMesh[R]]):
                 self._first = error
                 error.errors = {point: error}
             self.set_exception(error)
+            self._hush()
 
     def _tell_cancelled(self, reason: str) -> None:
-        for request, index in self._open.items():
+        for request, index in list(self._open.items()):  # a queued call in this process fails at once
             self.runtime.cancel_request(request, self._lanes[index], reason)
 
 

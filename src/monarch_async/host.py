@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
-from monarch_async._core.codec import format_error
 from monarch_async._core.events import Failure, Identity
+from monarch_async._core.stories import format_error
 from monarch_async._runtime.config import SpawnRequest
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
@@ -97,7 +97,7 @@ class HostMesh(MeshOps):
         cwd: str | None,
     ) -> ProcMesh:
         owner = owner_of_new_meshes(runtime)
-        name = name or f"procs{next(runtime.numbers)}"
+        name = name or f"procs{next(runtime.names)}"
         check_not_stopping(runtime, owner[1], name)
         size = extent.nelements
         if not size:
@@ -264,6 +264,7 @@ def _started(runtime: Runtime, lifetime: ProcsLifetime, owner: int, first: ProcA
     """A start has ended; if it failed and nobody asks for the outcome, its owner is told."""
     error = None if start.cancelled() else start.exception()
     if error is None:
+        lifetime.users.clear()
         return
 
     def tell_owner() -> None:

@@ -11,8 +11,8 @@ from collections.abc import Generator, Sequence
 from typing import Any, Self, TypeVar, cast
 
 from monarch_async._core.binding import compile_binder
-from monarch_async._core.codec import format_error
 from monarch_async._core.events import Failure, Identity
+from monarch_async._core.stories import format_error
 from monarch_async._runtime.context import current_cell, current_message
 from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.runtime import Runtime

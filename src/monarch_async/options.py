@@ -25,7 +25,7 @@ class Options:
     mailbox_bytes: int = 1024 * MiB
     """The same in bytes of arguments. One message larger than this passes when nothing else is under way."""
     link_bytes: int = 1024 * MiB
-    """Bytes a link may hold that its peer has not acknowledged."""
+    """Bytes that may wait to leave for one process before a further large message raises `ChannelFull`."""
     max_frame: int = 8 * 1024 * MiB
     """The largest message, arguments and buffers together."""
     handshake_bytes: int = 4096

@@ -134,6 +134,8 @@ class PortReceiver(Generic[T]):
             method = sink()
             if method is not None:
                 method(origin, rank, value, error, size)
+            else:  # it was dropped just now
+                origin.credit(key, 1, size)
 
         runtime.ports[key] = receive
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from monarch_async._core.codec import dumps
+from monarch_async._core.events import Evidence
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import Place, ask, ask_many
 from monarch_async.actor import Actor, ActorBehavior, check_arguments, check_class
@@ -25,6 +26,7 @@ from monarch_async.value_mesh import ValueMesh
 
 __all__ = ["ProcMesh", "this_proc"]
 
+STOPPED = Evidence("its process was stopped with its mesh")
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
 M = TypeVar("M", bound="ProcMesh")
@@ -39,7 +41,7 @@ class ProcsLifetime:
         self._agents = agents  # of the host of each address
         self._owner = owner
         self._name = name
-        self.users: list[Lifetime] = []  # of the meshes of actors that were spawned on it
+        self.users: list[Lifetime] = []  # of the meshes of actors that were spawned on it before it was up
         self.starting: asyncio.Future[None]
         self._awaited = False
         self._stopping: asyncio.Task[None] | None = None
@@ -48,6 +50,11 @@ class ProcsLifetime:
         """Until every process answers. Raises `SpawnError`, or `ActorDied` for one that ended before it did."""
         self._awaited = True
         await asyncio.shield(self.starting)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the start has ended well, so that it does not matter any more who asks."""
+        return self.starting.done() and not self.starting.cancelled() and self.starting.exception() is None
 
     @property
     def awaited(self) -> bool:
@@ -70,6 +77,9 @@ class ProcsLifetime:
         await asyncio.gather(
             *(ask(runtime, agent, "stop_procs", uids, timeout) for agent, uids in by_agent.items()), return_exceptions=True
         )
+        for address in self._addresses:  # whoever calls them from now on is told that this was meant
+            runtime.peer(address).gone(STOPPED)
+            runtime.peer(address).evidence = STOPPED
         owner = runtime.cells.get(self._owner)
         if owner is not None:
             owner.owned.pop(self, None)
@@ -95,7 +105,6 @@ class ProcMesh(MeshOps):
         self._defaults = defaults or {}
         self._lifetime: ProcsLifetime | None = None
         self._place: bytes | None = None  # for those who are spawned here, once there are some
-        self._after: asyncio.Task[None] | None = None
 
     @property
     def _shape(self) -> Shape:
@@ -159,7 +168,7 @@ class ProcMesh(MeshOps):
         arguments = (key, name, cls.__qualname__, behavior, owner[1], limits[0], self._place)
         ask_many(runtime, addresses, "spawn", arguments, ready, range(len(addresses)), requests)
         mesh._lifetime = Lifetime(runtime, key, name, cls.__qualname__, addresses, owner[1], ready)
-        if self._lifetime is not None:
+        if self._lifetime is not None and not self._lifetime.is_up:
             self._lifetime.users.append(mesh._lifetime)
         return mesh
 

@@ -16,10 +16,16 @@ from monarch_async._core.events import Failure as MeshFailure
 __all__ = ["MeshFailure", "unhandled_fault_hook"]
 
 
+_ADVICE = (
+    "The program ends, since nothing of it deals with this. To go on: assign a function to monarch_async.unhandled_fault_hook, "
+    "or spawn the mesh from an actor whose __supervise__ returns True."
+)
+
+
 def unhandled_fault_hook(failure: MeshFailure) -> None:
     """Report the failure in full and end the program with status 1. Everything it has spawned ends with it."""
     sys.stdout.flush()
-    sys.stderr.write(f"monarch_async: unhandled failure\n{failure.report()}\n")
+    sys.stderr.write(f"monarch_async: unhandled failure\n{failure.report()}\n\n{_ADVICE}\n")
     sys.stderr.flush()
     os._exit(1)
 

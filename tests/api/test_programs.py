@@ -241,3 +241,42 @@ exit()
 """
     done = subprocess.run([sys.executable, "-m", "asyncio"], input=source, capture_output=True, text=True, timeout=30, cwd=tmp_path)
     assert ["one", "two"] == [line.rpartition("got ")[2] for line in done.stdout.splitlines() if "got " in line], done.stderr
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
+@pytest.mark.parametrize("where", ["async", "sync"])
+def test_a_forked_child_leaves_its_parents_actors_alone(tmp_path: Path, where: str, end: str) -> None:
+    """It is told that it can't use them, sends nothing over its parent's sockets, and its end ends nothing of the parent's."""
+    body = f"""
+        def fork(counter):
+            child = os.fork()
+            if not child:
+                for send in (counter.add.call_one, counter.add.call, counter.add.broadcast):
+                    try:
+                        send()
+                    except monarch_async.errors.UsageError as error:
+                        print(error, flush=True)
+                {end}
+            assert 0 == os.waitpid(child, 0)[1]
+        """
+    if where == "sync":
+        body += """
+        counter = this_host().spawn_procs().spawn("counter", Counter)
+        counter.initialized.get()
+        note(counter.pid.call_one().get())
+        fork(counter)
+        print(counter.add.call_one().get(10), this_host().spawn_procs().spawn("other", Counter).add.call_one().get(10))
+        """
+    else:
+        body += """
+        async def main():
+            counter = await this_host().spawn_procs().spawn("counter", Counter)
+            note(await counter.pid.call_one())
+            fork(counter)
+            print(await counter.add.call_one(), await this_host().spawn_procs().spawn("other", Counter).add.call_one())
+
+        asyncio.run(main())
+        """
+    done = run(tmp_path, body)
+    refused = "this process was forked from one that holds actors, and can't use them: use them in the parent, or start it with 'spawn'"
+    assert (0, [refused] * 3 + ["1 1"], "") == (done.returncode, lines(done), done.stderr)

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_async._core import codec
+from monarch_async._core.stories import type_name
 from monarch_async.errors import DecodeError
 
 SRC = Path(codec.__file__).parents[2]
@@ -297,7 +298,7 @@ def test_failing_reconstructor(value: Any, name: str) -> None:
     assert name == error.type_name
     assert str(error).startswith(f"{name}: ")
     assert "__setstate__" in error.remote_traceback
-    assert name == codec.type_name(type(error.__cause__))
+    assert name == type_name(type(error.__cause__))
     assert [1] == round_trip([1])
 
 

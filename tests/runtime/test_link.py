@@ -12,7 +12,7 @@ from monarch_async._channel.stream import HIGH_WATER
 from monarch_async._core.framing import CALL, CREDIT, REPLY, pack_message
 from monarch_async._runtime.link import INLINE
 from monarch_async._runtime.outgoing import CHUNK_SIZE, MAX_SMALL
-from monarch_async.errors import FrameTooLarge, ProtocolError
+from monarch_async.errors import ChannelFull, FrameTooLarge, ProtocolError
 from tests.channel.turns import turns_until
 from tests.core.wire import call
 from tests.runtime.link_pair import End, Wall, acknowledged, finish, join
@@ -214,3 +214,17 @@ async def test_an_idle_link_does_nothing(pair: tuple[End, End]) -> None:
         await asyncio.sleep(0)
     assert [] == written
     assert not one.link._scheduled
+
+
+async def test_large_messages_that_wait_are_bounded(pair: tuple[End, End]) -> None:
+    """Past `link_bytes` a large message is refused with the figure and the option's name, nothing of it is sent, and later ones pass again."""
+    one, other = pair
+    one.link._link_bytes = 5 << 20
+    one.link.send_large([CALL, 1, "a", 0, 0, b"", None], b"x" * (4 << 20), [])
+    with pytest.raises(ChannelFull, match="link_bytes=5242880") as caught:
+        one.link.send_large([CALL, 2, "a", 0, 0, b"", None], b"x" * (4 << 20), [])
+    assert ("link_bytes", 5 << 20) == (caught.value.option, caught.value.limit)
+    await other.until(lambda: len(other.got) == 1)
+    await acknowledged(one)
+    one.link.send_large([CALL, 3, "a", 0, 0, b"", None], b"x" * (4 << 20), [])
+    await other.until(lambda: len(other.got) == 2)

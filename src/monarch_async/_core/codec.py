@@ -23,13 +23,13 @@ import copyreg
 import functools
 import pickle
 import sys
-import traceback
 import types
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import local
 from typing import Any
 
+from monarch_async._core.stories import format_error, type_name
 from monarch_async.errors import DecodeError
 
 __all__ = [
@@ -39,13 +39,11 @@ __all__ = [
     "copy_value",
     "dumps",
     "dumps_whole",
-    "format_error",
     "is_plain",
     "loads",
     "message_scope",
     "register_reducer",
     "size_of",
-    "type_name",
     "when_imported",
 ]
 
@@ -229,25 +227,6 @@ def size_of(body: Buffer, buffers: Iterable[Buffer] = ()) -> int:
     for buffer in buffers:
         size += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
     return size
-
-
-def type_name(kind: type) -> str:
-    """``"builtins.KeyError"``."""
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def format_error(error: BaseException) -> tuple[str, str, str]:
-    """Type name, `str()`, and traceback with chained causes. Never raises, whatever the exception's own methods do."""
-    name = type_name(type(error))
-    try:
-        text = str(error)
-    except Exception as trouble:
-        text = f"<str() of it raised {type(trouble).__name__}>"
-    try:
-        story = "".join(traceback.format_exception(error))
-    except Exception as trouble:
-        story = f"<the traceback could not be formatted: {type(trouble).__name__}>\n{name}: {text}\n"
-    return name, text, story
 
 
 def _keep_large(buffers: list[memoryview], limit: int, buffer: pickle.PickleBuffer) -> bool:

@@ -28,7 +28,8 @@ from weakref import WeakValueDictionary
 
 import msgpack
 
-from monarch_async._core.codec import dumps_whole, format_error, loads, type_name
+from monarch_async._core.codec import dumps_whole, loads
+from monarch_async._core.stories import format_error, type_name
 from monarch_async.errors import ActorError, ProtocolError, fold_errors
 
 __all__ = ["decode_fault", "encode_fault"]

@@ -43,7 +43,7 @@ class Cell(Life):
         super().__init__(runtime, key, identity, behavior, limit)
         self.suspects = Suspects(str(identity))  # queued messages that wait for `current`
         self._wake: asyncio.Future[None] | None = None  # what the task waits for while the actor is idle
-        self._handover: tuple[Any, Any] | None = None  # a handler that has begun, and what it waits for, on its way to the task
+        self._handover: Resumed | None = None  # a handler that has begun, on its way to the task
 
     def post(self, message: Message) -> None:
         """Take a message: handle its first part at once if the actor is idle, else put it into the mailbox."""
@@ -61,7 +61,8 @@ class Cell(Life):
             handler = self.handlers.get(message.endpoint)
             if handler is not None and handler.simple and message.args is None and message.deadline is None:
                 loop = self.runtime.loop
-                if asyncio.current_task(loop) is None:  # else a step of another task is being made
+                # Else a step of another task is being made; or this one was cancelled, and does not know it yet.
+                if asyncio.current_task(loop) is None and not self._wake.done():
                     self._begin(loop, message, handler)
                     return
             self._wake_up()
@@ -98,25 +99,25 @@ class Cell(Life):
         message.state = State.RUNNING
         asyncio.tasks._enter_task(loop, task)
         try:
-            coroutine, waits_for = self.context.run(self._first_step, message, handler)
+            begun = self.context.run(self._first_step, message, handler)
         except StopIteration as end:
             self._returned(message, end.value)  # the task itself is idle, so whether to go on is not asked
         except BaseException as error:
             self._raised(message, error)
         else:
-            self._handover = (coroutine, waits_for)
+            self._handover = begun
             self._wake_up()
         finally:
             asyncio.tasks._leave_task(loop, task)
 
-    def _first_step(self, message: Message, handler: Handler) -> tuple[Any, Any]:
+    def _first_step(self, message: Message, handler: Handler) -> Resumed:
         current_message.set(message)
         if message.body:
             args, kwargs = loads(message.body, message.buffers or ())
             coroutine = handler.function(self.instance, *args, **kwargs)
         else:
             coroutine = handler.function(self.instance)
-        return coroutine, coroutine.send(None)
+        return Resumed(coroutine, coroutine.send(None))
 
     async def _live(self) -> None:
         if self.state is CellState.STARTING and not await self.construct():
@@ -132,18 +133,23 @@ class Cell(Life):
                 self._wake = None
                 cancelled = True
                 if self._handover is None:
-                    self.task = None  # the loop is ending; should a message come all the same, there will be another task
+                    self.task = None  # as when the loop is ending; should there be messages all the same, there will be another task
+                    if self.mailbox:
+                        self._renew()
                     return
             if self._handover is not None:
-                (coroutine, waits_for), self._handover = self._handover, None
+                begun, self._handover = self._handover, None
+                begun.cancelled = cancelled
                 message = self.current
                 assert message is not None
                 try:
-                    result = await Resumed(coroutine, waits_for, cancelled)
+                    result = await begun
                 except BaseException as error:
                     goes_on = self._raised(message, error)
                 else:
                     goes_on = self._returned(message, result)
+                    del result
+                del message, begun  # or they would be kept while the actor is idle
                 if not goes_on:
                     self._renew()
                     return
@@ -192,7 +198,7 @@ class Cell(Life):
     def _returned(self, message: Message, result: Any) -> bool:
         """A handler ended well: answer. False if its task was cancelled."""
         told_to_stop = message.state is State.STOPPING
-        message.state = State.DONE
+        message.finish()
         if message.request:
             message.origin.answer(message, result)
         if message.task is not None:
@@ -205,7 +211,7 @@ class Cell(Life):
     def _raised(self, message: Message, error: BaseException) -> bool:
         """A handler raised: tell the caller, or fail. False if its task was, or may have been, cancelled, or has no more to do."""
         told_to_stop = message.state is State.STOPPING
-        message.state = State.DONE
+        message.finish()
         if message.task is None:
             self.current = None
             self.suspects.clear()
@@ -281,7 +287,7 @@ class Cell(Life):
         if handler.explicit_port:
             # The port answers, or has; until then the request stays open.
             told_to_stop = message.state is State.STOPPING
-            message.state = State.DONE
+            message.finish()
             if message.task is None:
                 self.current = None
                 self.suspects.clear()

@@ -205,6 +205,7 @@ class Client:
             return
         self._closed = True
         runtime = self.runtime
+        runtime.stopping = Evidence("the job has ended")
         await runtime.stop_cells("the job has ended")
         runtime.ownership.clear()
         await asyncio.gather(self._end_here(), *(self._end_there(agent) for agent in self.agents.values()))
@@ -245,7 +246,7 @@ class Client:
         if peer.address.uid in self.agents and not peer.links and not self._closed:
             for other in list(self.runtime.peers.values()):
                 if other.address.host == peer.address.host:
-                    other.gone(Evidence(f"its host ({peer.address.tcp}) is {evidence.text}"))
+                    other.gone(Evidence(f"its host ({peer.address.tcp}) is gone: {evidence.text}"))
 
     async def _wait_for_agent(self, process: subprocess.Popen[bytes]) -> None:
         """Until the agent has ended, by force if it takes longer than it may."""
@@ -262,6 +263,10 @@ class Client:
             loop.remove_reader(pidfd)
             os.close(pidfd)
         process.wait()
+
+    def disown(self) -> None:
+        """In a forked child: all of it is the parent's."""
+        self._closed = True
 
     def abandon(self) -> None:
         """The loop is gone: let the agent see the end of the socket, which ends everything."""

@@ -146,6 +146,13 @@ class Message:
         self.timer: asyncio.TimerHandle | None = None  # stops the handler at its deadline
         self.late = False  # the deadline has passed: that is why it is stopped
 
+    def finish(self) -> None:
+        """Its handler has ended. What it brought is not kept, since the context that it was handled in lives on."""
+        self.state = State.DONE
+        self.args = None
+        if self.buffers is not None:  # as in all that are large
+            self.buffers, self.body = None, b""
+
     @property
     def cancelled(self) -> bool:
         """Whether the caller has given up."""

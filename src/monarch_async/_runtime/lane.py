@@ -43,7 +43,7 @@ class Route(Protocol):
 class Lane:
     """The account with one actor: `key` in the process of `peer`, rank `rank` of the mesh named `mesh`."""
 
-    __slots__ = ("byte_limit", "bytes", "closed", "key", "limit", "mesh", "messages", "peer", "rank", "waiters")
+    __slots__ = ("__weakref__", "byte_limit", "bytes", "closed", "key", "limit", "mesh", "messages", "peer", "rank", "waiters")
 
     def __init__(self, peer: Route, key: int, mesh: str, rank: int, limit: int, byte_limit: int) -> None:
         self.peer = peer

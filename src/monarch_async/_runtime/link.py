@@ -44,8 +44,9 @@ class Link(Outgoing):
         *,
         max_frame: int,
         pool: BufferPool,
+        link_bytes: int = 1 << 30,
     ) -> None:
-        super().__init__(loop, Inbound(allocate), max_frame=max_frame, pool=pool)
+        super().__init__(loop, Inbound(allocate), max_frame=max_frame, link_bytes=link_bytes, pool=pool)
         self.session = session
         self.pending: dict[int, tuple[Waiter, Account, int]] = {}  # requests made over this link, until answered
         self.started: set[int] = set()  # those of them whose handlers are known to have begun
@@ -154,7 +155,7 @@ class Link(Outgoing):
 
     def writable(self) -> None:
         self._pump()
-        if self._inbound.ack_due:
+        if self._inbound.ack_due and not self._pumping:  # else a frame is being written, which acknowledges too
             self._write_bare(ACK)
 
     def lost(self, connection: Connection, error: Exception | None) -> None:

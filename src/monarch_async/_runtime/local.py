@@ -97,7 +97,11 @@ class LocalLane:
         while not self.has_room:
             waiter = asyncio.get_running_loop().create_future()
             self.waiters.append(waiter)
-            await waiter
+            try:
+                await waiter
+            finally:
+                if waiter in self.waiters:
+                    self.waiters.remove(waiter)
 
     def _wake(self) -> None:
         for waiter in self.waiters:

@@ -35,7 +35,7 @@ from monarch_async._core.framing import (
     pack_large,
 )
 from monarch_async._core.session import Inbound, Outbound, SentFrame
-from monarch_async.errors import FrameTooLarge
+from monarch_async.errors import ChannelFull, FrameTooLarge
 
 __all__ = ["CHUNK_SIZE", "MAX_SMALL", "Outgoing"]
 
@@ -61,11 +61,12 @@ class _Transfer:
 class Outgoing:
     """What is on its way to one peer; see the module's docstring. Used from its loop only."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, inbound: Inbound, *, max_frame: int, pool: BufferPool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, inbound: Inbound, *, max_frame: int, link_bytes: int, pool: BufferPool) -> None:
         self.connection: Connection | None = None
         self.ended = False
         self._loop = loop
         self._max_frame = max_frame
+        self._link_bytes = link_bytes
         self._pool = pool
         self._inbound = inbound  # what has come in rides as an acknowledgement on what goes out
         self._outbound = Outbound()
@@ -122,16 +123,24 @@ class Outgoing:
             out.write(head if self._seal is None else head + self._seal.sign(head))
 
     def send_large(self, message: list[Any], body: bytes, buffers: Sequence[memoryview]) -> None:
-        """Send a message whose body or buffers are large, in order. Raises `FrameTooLarge` past `max_frame` bytes.
+        """Send a message whose body or buffers are large, in order.
+
+        Raises `FrameTooLarge` past `max_frame` bytes, and `ChannelFull` when others wait and all together would pass `link_bytes`.
 
         The field of the body in `message` is empty; `buffers` are contiguous views of bytes.
         """
         if self.ended:
             return
+        backlog = self.backlog
         sizes = [view.nbytes for view in buffers]
         offsets, total = bulk_layout(len(body), sizes)
         if total > self._max_frame:
             raise FrameTooLarge(f"a message of {total} bytes is over the option max_frame={self._max_frame}: send it in parts, or raise it")
+        if backlog > CHUNK_SIZE and backlog + total > self._link_bytes:
+            text = (
+                f"{backlog} bytes wait to leave for the same process, and {total} more would pass the option link_bytes={self._link_bytes}"
+            )
+            raise ChannelFull(f"{text}: await what you send, or raise it", limit=self._link_bytes, option="link_bytes")
         if len(sizes) > MAX_ITEMS:
             raise FrameTooLarge(f"a message has {len(sizes)} buffers, {MAX_ITEMS} are possible: join arrays, or send it in parts")
         header = pack_large(message, len(body), sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Protocol
 
 from monarch_async._core.events import Evidence, died
@@ -12,6 +13,9 @@ from monarch_async._runtime.link import Link
 from monarch_async.ids import ProcAddress
 
 __all__ = ["Network", "Peer"]
+
+FEW = 256
+"""So many accounts are kept without a look at who still uses them."""
 
 
 class Network(Protocol):
@@ -33,7 +37,7 @@ class Network(Protocol):
 class Peer:
     """What this process sends to a peer goes over one link, so that it stays in order; the peer may send over another."""
 
-    __slots__ = ("address", "evidence", "lanes", "link", "links", "runtime")
+    __slots__ = ("_enough", "address", "evidence", "lanes", "link", "links", "runtime")
 
     def __init__(self, runtime: Network, address: ProcAddress) -> None:
         self.runtime = runtime
@@ -41,14 +45,24 @@ class Peer:
         self.link: Link | None = None  # where messages to it go; one of `links`
         self.links: set[Link] = set()  # all that have not ended, whoever made them
         self.lanes: dict[int, Lane] = {}
+        self._enough = FEW  # accounts, at which those without use are forgotten
         self.evidence: Evidence | None = None  # set once it is known to be gone
 
     def lane(self, key: int, mesh: str, rank: int, limit: int, byte_limit: int) -> Lane:
         """The account with one of its actors."""
         lane = self.lanes.get(key)
         if lane is None:
+            if len(self.lanes) >= self._enough:
+                self._forget_unused()
             lane = self.lanes[key] = Lane(self, key, mesh, rank, limit, byte_limit)
         return lane
+
+    def _forget_unused(self) -> None:
+        """Let go of the accounts that nobody holds and nothing is booked on, as of actors and ports that have ended."""
+        idle = weakref.WeakValueDictionary({key: lane for key, lane in self.lanes.items() if not lane.messages})
+        self.lanes = {key: lane for key, lane in self.lanes.items() if lane.messages}
+        self.lanes.update(idle)
+        self._enough = max(FEW, 2 * len(self.lanes))
 
     @property
     def why_gone(self) -> Evidence | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -78,7 +79,9 @@ class Runtime:
         self.peers: dict[str, Peer] = {}
         self.ports: dict[int, PortSink] = {}
         self.requests = itertools.count(1)
-        self.numbers = itertools.count(1)
+        self.names = itertools.count(1)  # for meshes that nobody named
+        # Of handlers that make calls; unlike those of any other process, since ranks of one mesh share a key and go in step.
+        self.numbers = itertools.count(int.from_bytes(os.urandom(5), "little") << 22)
         self.local_lanes: dict[int, LocalLane] = {}
         self.local_calls: dict[int, Message] = {}  # under way in this process, by request
         self.local = LocalOrigin(self.local_calls, self.local_lanes.get)
@@ -105,7 +108,8 @@ class Runtime:
         return peer
 
     def new_link(self, peer: Peer, session: str) -> Link:
-        link = Link(self.loop, session, self._deliver, max_frame=self.options.max_frame, pool=self.pool)
+        o = self.options
+        link = Link(self.loop, session, self._deliver, max_frame=o.max_frame, link_bytes=o.link_bytes, pool=self.pool)
         peer.links.add(link)
         self._origins[link] = (peer, LinkOrigin(link))
         return link
@@ -375,22 +379,19 @@ class Runtime:
     # The end.
 
     async def stop_cells(self, reason: str) -> None:
-        """Stop every actor of this process."""
         await asyncio.gather(*(cell.stop(reason) for cell in list(self.cells.values())))
 
     async def close(self, reason: str) -> None:
         """Stop every actor, say goodbye on every link, end every task."""
-        if self.stopping is not None:
+        if self.closing:
             return
-        self.stopping = Evidence(reason)
+        self.stopping = self.stopping or Evidence(reason)
         await self.stop_cells(reason)
-        self.evidence = self.stopping
-        self.closing = True
+        self.evidence, self.closing = self.stopping, True
         self._absent.close()
         links = [link for link in self._origins if link.connection is not None]
-        await asyncio.wait(
-            {self.loop.create_task(link.drain()) for link in links} or {self.loop.create_task(asyncio.sleep(0))}, timeout=1.0
-        )
+        if links:
+            await asyncio.wait({self.loop.create_task(link.drain()) for link in links}, timeout=1.0)
         for link in links:
             link.say_goodbye()
         for peer in list(self.peers.values()):

@@ -217,7 +217,7 @@ async def test_an_idle_link_does_nothing(pair: tuple[End, End]) -> None:
 
 
 async def test_large_messages_that_wait_are_bounded(pair: tuple[End, End]) -> None:
-    """Past `link_bytes` a large message is refused with the figure and the option's name, nothing of it is sent, and later ones pass again."""
+    """Past `link_bytes` a large message is refused with the figure and the option's name; later ones pass again."""
     one, other = pair
     one.link._link_bytes = 5 << 20
     one.link.send_large([CALL, 1, "a", 0, 0, b"", None], b"x" * (4 << 20), [])

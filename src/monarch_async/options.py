@@ -48,6 +48,11 @@ class Options:
     """Whether output of processes is shown at the client."""
     fold_window: float = 0.1
     """How long to wait for further ranks to print the same line."""
+    fan_out: int = 16
+    """To more members of a mesh than this, one message goes to the agent of each other host, which sends it on to those there."""
+    fan_out_local: bool = False
+    """Whether that holds for members on the sender's own host too. It saves no network there and costs a hop: with 32 members on two cores
+    an empty call takes 2.0 ms in place of 1.4, one with 1 MiB 46 ms in place of 29; but the sender is held up for 0.4 ms, not 10."""
     dead_letters: int = 1000
     """How many undeliverable messages are remembered."""
 

@@ -20,7 +20,9 @@ from monarch_async._core.codec import copy_value, dumps
 from monarch_async._runtime.context import Message, State, Waiter, current_message
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.local import LocalLane
+from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
+from monarch_async._runtime.tree import Member
 from monarch_async.endpoint import Binder, Endpoint, check_timeout
 from monarch_async.errors import UsageError
 from monarch_async.future import Future, MeshFuture
@@ -33,6 +35,7 @@ _get_ident = threading.get_ident
 _LONGEST_CHAIN = 64
 _AHEAD = 1000
 _NOTHING: tuple[bytes, list[memoryview]] = (b"", [])
+_NONE: frozenset[int] = frozenset()
 
 
 class Collector(Waiter, Protocol):
@@ -45,7 +48,7 @@ class Collector(Waiter, Protocol):
 class Target:
     """The members that a mesh addresses, as sending needs them: their lanes, and what tells each its position."""
 
-    __slots__ = ("lanes", "name", "ranks", "runtime", "shape")
+    __slots__ = ("groups", "lanes", "name", "ranks", "runtime", "shape")
 
     def __init__(self, runtime: Runtime, name: str, shape: Shape, lanes: list[Lane | LocalLane], ranks: list[Any]) -> None:
         self.runtime = runtime
@@ -53,6 +56,23 @@ class Target:
         self.shape = shape
         self.lanes = lanes
         self.ranks = ranks
+        self.groups = _groups(runtime, lanes) if len(lanes) > runtime.options.fan_out else ()
+
+
+def _groups(runtime: Runtime, lanes: Sequence[Lane | LocalLane]) -> list[tuple[Peer, list[int]]]:
+    """The members that are reached through the agent of their host, by that agent: where there are several."""
+    by_host: dict[str, list[int]] = {}
+    for index, lane in enumerate(lanes):
+        if isinstance(lane, Lane):
+            host = lane.peer.address.host
+            if host != runtime.me.host or runtime.options.fan_out_local:
+                by_host.setdefault(host, []).append(index)
+    groups = []
+    for indices in by_host.values():
+        lane = lanes[indices[0]]
+        if len(indices) > 1 and isinstance(lane, Lane):
+            groups.append((runtime.tree.agent_of(lane), indices))
+    return groups
 
 
 class MeshEndpoint(Endpoint[..., Any]):
@@ -179,11 +199,39 @@ class MeshEndpoint(Endpoint[..., Any]):
             for lane in lanes:
                 lane.check(size)
         name = self._name
-        for lane, rank in zip(lanes, self._target.ranks, strict=True):
+        groups = self._target.groups
+        done = self._through_tree(groups, None, None, (body, buffers), None) if groups else _NONE
+        for index, (lane, rank) in enumerate(zip(lanes, self._target.ranks, strict=True)):
+            if index in done:
+                continue
             if isinstance(lane, LocalLane):
                 lane.send(name, 0, rank, args, kwargs, None, None)
             elif not lane.cast(name, rank, body, buffers, None):
                 sent.fail(self._target.runtime, lane, name)
+
+    def _through_tree(
+        self,
+        groups: Sequence[tuple[Peer, Sequence[int]]],
+        requests: Sequence[int] | None,
+        waiters: Sequence[Any] | None,
+        pickled: tuple[bytes, list[memoryview]],
+        extras: dict[str, Any] | None,
+    ) -> set[int]:
+        """Send once to each host what is for several members there; returns the positions of the members that are served by that."""
+        target = self._target
+        done: set[int] = set()
+        for agent, indices in groups:
+            members = []
+            taken = []
+            for index in indices:
+                lane = target.lanes[index]
+                if isinstance(lane, Lane) and lane.peer.why_gone is None:
+                    request = requests[index] if requests is not None else 0
+                    members.append(Member(lane, target.ranks[index], request, waiters[index] if waiters is not None else None))
+                    taken.append(index)
+            if members and target.runtime.tree.send(agent, self._name, members, *pickled, extras):
+                done.update(taken)
+        return done
 
     @property
     def runtime(self) -> Runtime:
@@ -251,7 +299,11 @@ class MeshEndpoint(Endpoint[..., Any]):
         for lane in target.lanes:
             lane.check(size)
         name = self._name
-        for lane, rank, request, waiter in zip(target.lanes, target.ranks, requests, waiters, strict=True):
+        groups = target.groups
+        done = self._through_tree(groups, requests, waiters, pickled, extras) if groups else _NONE
+        for index, (lane, rank, request, waiter) in enumerate(zip(target.lanes, target.ranks, requests, waiters, strict=True)):
+            if index in done:
+                continue
             if extras is not None and "c" in extras:
                 chain = extras["c"]
                 extras = {**extras, "c": [*chain[:-1], (*chain[-1][:2], request, chain[-1][3])]}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from monarch_async import MeshFailure, ProcMesh, this_host, this_proc
+from monarch_async import MeshFailure, ProcMesh, configure, this_host, this_proc
+from monarch_async.options import Options
 
 
 @pytest.fixture
@@ -25,3 +28,18 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
     told: list[MeshFailure] = []
     monkeypatch.setattr("monarch_async.unhandled_fault_hook", told.append)
     return told
+
+
+@pytest.fixture
+def through_tree() -> Iterator[None]:
+    """In runtimes that are started from now on, calls to more than two members go through the agent. Ask for it before any place."""
+    before = Options()
+    configure(fan_out=2, fan_out_local=True)
+    yield
+    configure(fan_out=before.fan_out, fan_out_local=before.fan_out_local, mailbox_messages=before.mailbox_messages)
+
+
+@pytest.fixture
+async def six(through_tree: None) -> ProcMesh:
+    """Six processes, behind the agent."""
+    return this_host().spawn_procs({"gpus": 6}, name="six")

@@ -143,3 +143,52 @@ async def test_what_only_looks_like_a_deadlock_goes_through(pair: ProcMesh) -> N
             assert ["pong"] * 3 == await node.kept_results.call_one()
         assert "told" == await first.notify_back.call_one(2)
         assert ["pong"] == await second.kept_results.call_one()
+
+
+class Rank(Actor):
+    """Ranks of one mesh that make the same calls at the same time, as trainers do."""
+
+    @endpoint
+    async def who(self) -> str:
+        return "answered"
+
+    @endpoint
+    async def wait_for(self, other: Any) -> str:
+        return str(await other.slowly.call_one())
+
+    @endpoint
+    async def ask(self, other: Any) -> str:
+        return str(await other.who.call_one())
+
+
+class Slow(Actor):
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+
+    @concurrent_endpoint
+    async def slowly(self) -> str:
+        self.asked.set()
+        await self.go.wait()
+        return "done"
+
+    @concurrent_endpoint
+    async def until_asked(self) -> None:
+        await self.asked.wait()
+
+    @concurrent_endpoint
+    async def finish(self) -> None:
+        self.go.set()
+
+
+async def test_ranks_that_call_in_step_are_not_taken_for_each_other(pair: ProcMesh) -> None:
+    """Rank 1 calls rank 0, which waits for a third actor: no circle, though their keys and counts are the same."""
+    ranks = await pair.spawn("ranks", Rank)
+    slow = await this_proc().spawn("slow", Slow)
+    waiting = ranks.slice(gpus=0).wait_for.call_one(slow)
+    await slow.until_asked.call_one()
+    asking = ranks.slice(gpus=1).ask.call_one(ranks.slice(gpus=0))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(asking), 0.3)
+    await slow.finish.call_one()
+    assert ["done", "answered"] == [await waiting, await asking]

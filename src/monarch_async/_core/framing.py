@@ -42,19 +42,29 @@ __all__ = [
     "CLOSE",
     "CLOSED",
     "CREDIT",
+    "CREDIT_FOR",
     "DATA",
     "FAIL",
+    "GATE",
+    "INTRODUCE",
     "LARGE",
+    "LOST",
+    "MARK",
     "MAX_HEADER",
     "MAX_ITEMS",
+    "PASSED",
     "PING",
     "PONG",
     "PORT",
     "PRELUDE",
+    "RELAYED",
+    "REPLIES",
     "REPLY",
     "SEAL_SIZE",
     "SIGNATURES",
+    "SKIPPED",
     "STARTED",
+    "TREE",
     "Seal",
     "bulk_layout",
     "join_messages",
@@ -77,7 +87,9 @@ MAX_ITEMS = 1 << 16
 
 # Kinds of messages: the first field. The other fields are listed in docs/design.md.
 CALL, REPLY, FAIL, PORT, CANCEL, CREDIT, STARTED, CLOSED = 0, 1, 2, 3, 4, 5, 6, 7
-BODY_FIELD = {CALL: 5, REPLY: 2, PORT: 3}
+# Those of the tree; see `_runtime/tree.py` and `_runtime/fanout.py`.
+TREE, RELAYED, REPLIES, CREDIT_FOR, MARK, GATE, PASSED, INTRODUCE, LOST, SKIPPED = 8, 9, 10, 11, 12, 13, 14, 15, 16, 17
+BODY_FIELD = {CALL: 5, REPLY: 2, PORT: 3, TREE: 4, RELAYED: 5}
 """Where the body is in a message that may be large."""
 
 _CALL = (int, int, str, int, int, bytes)
@@ -92,6 +104,16 @@ SIGNATURES: dict[int, tuple[tuple[type, ...], ...]] = {
     CREDIT: ((int, int, int, int),),
     STARTED: ((int, int),),
     CLOSED: ((int, int),),
+    TREE: tuple((int, int, str, list, bytes, extras) for extras in (NoneType, dict)),
+    RELAYED: tuple((int, int, str, int, rank, bytes, extras, str, int, int) for rank in (int, list) for extras in (NoneType, dict)),
+    REPLIES: ((int, list, bytes),),
+    CREDIT_FOR: ((int, str, int, int, int),),
+    MARK: ((int, int),),
+    GATE: ((int, int),),
+    PASSED: ((int, str, int, int, str),),
+    INTRODUCE: ((int, dict, int, int, str),),
+    LOST: ((int, str, dict, bool),),
+    SKIPPED: ((int, int, int, str),),
 }
 """The types that the fields of a message may have, by kind. A new kind, or a new field, has to be entered here."""
 

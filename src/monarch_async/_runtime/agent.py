@@ -24,11 +24,13 @@ from monarch_async._runtime.config import Network, ProcConfig, SpawnRequest
 from monarch_async._runtime.connect import join_network
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.control import NETWORK, STOP, ControlWriter
+from monarch_async._runtime.fanout import FanOut
 from monarch_async._runtime.launcher import Launcher
 from monarch_async._runtime.output import OutputReader
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, tell
+from monarch_async.ids import ProcAddress
 
 __all__ = ["Agent"]
 
@@ -78,6 +80,7 @@ class Agent:
             self._network = network
             join_network(runtime, network)
         self.broker = Broker(runtime)
+        FanOut(runtime, self._address)
         self._launcher.attach(runtime.loop)
         runtime.on_link_ended.append(self._link_ended)
 
@@ -182,6 +185,11 @@ class Agent:
         self.ending.set()
 
     # What happens to processes.
+
+    def _address(self, uid: str) -> ProcAddress:
+        """The address of a process of this host."""
+        proc = self._procs.get(uid)
+        return replace(proc.request.me if proc is not None else self.runtime.me, uid=uid, unix=self.runtime.me.unix)
 
     async def _exited(self, proc: _Proc) -> None:
         how = proc.child.exited.result()

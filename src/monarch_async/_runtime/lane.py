@@ -21,6 +21,7 @@ from monarch_async._core.framing import CALL, PORT, pack_message
 from monarch_async._runtime.context import Waiter
 from monarch_async._runtime.link import INLINE, Link
 from monarch_async.errors import ChannelFull, PortClosed
+from monarch_async.ids import ProcAddress
 
 __all__ = ["Lane", "Route"]
 
@@ -28,12 +29,17 @@ __all__ = ["Lane", "Route"]
 class Route(Protocol):
     """The process at the other end, as its lanes see it."""
 
+    address: ProcAddress
+
     link: Link | None
     links: set[Link]
 
     @property
     def why_gone(self) -> Evidence | None:
         """Why nothing can be sent to it."""
+
+    def turn_to_tree(self) -> tuple[int, int]:
+        """What to say with the next message, which goes through the tree; see `tree`."""
 
     def open(self, waiter: Waiter | None, request: int, lane: Lane) -> Link | None:
         """The link to send over; `None`, after telling the waiter, if the process is gone."""

@@ -54,6 +54,7 @@ class Link(Outgoing):
         self.broken: ProtocolError | None = None  # set when the same frame was bad over two connections: end the link
         self.connections = 0  # how many there have been
         self.last_heard = 0.0
+        self.held = False  # what comes in has to wait for what comes through the tree; see `branch`
         self.said_goodbye = False  # the peer has told that it sends no more
         self.on_lost: Callable[[Exception | None], None] = lambda error: None
         self._deliver = deliver

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from monarch_async._core.codec import copy_value, dumps, is_plain
+from monarch_async._core.codec import copy_value, dumps, is_plain, loads
+from monarch_async._core.events import Evidence
 from monarch_async._core.faults import decode_fault, encode_fault
-from monarch_async._core.framing import CREDIT, FAIL, REPLY, STARTED, pack_message
-from monarch_async._runtime.context import Account, Message, Waiter
+from monarch_async._core.framing import CLOSED, CREDIT, FAIL, REPLY, STARTED, pack_message
+from monarch_async._runtime.context import Account, Message, Origin, Waiter
 from monarch_async._runtime.link import INLINE, Link
 from monarch_async.errors import ProtocolError
 
-__all__ = ["LinkOrigin", "LocalOrigin", "read_fault"]
+__all__ = ["LinkOrigin", "LocalOrigin", "PortSink", "read_fault", "take_port_message"]
+
+PortSink = Callable[[Origin, int, Any, BaseException | None, int], None]
+"""Takes what arrives at a port: from where, rank of the sender, value or error, and the bytes to give credit for."""
 
 
 class LinkOrigin:
@@ -101,3 +105,32 @@ def read_fault(data: bytes) -> Exception:
         return decode_fault(data)
     except ProtocolError as error:
         return error
+
+
+class Ports(Protocol):
+    """What takes messages to ports needs of its runtime."""
+
+    ports: dict[int, PortSink]
+
+    def dead_letter(self, actor: object, endpoint: str, evidence: Evidence) -> None: ...
+
+
+def take_port_message(runtime: Ports, link: Link, origin: LinkOrigin, fields: list[Any], buffers: list[memoryview] | None) -> None:
+    """Something was sent to a port of this process."""
+    _, port, rank, body, fault = fields
+    receive = runtime.ports.get(port)
+    if receive is None:
+        runtime.dead_letter(f"port {port:#x}", "send", Evidence("the port is closed"))
+        link.send_control(pack_message((CLOSED, port)))
+        return
+    size = len(body) + sum(view.nbytes for view in buffers or ())
+    value: Any = None
+    error: BaseException | None = None
+    try:
+        if fault is not None:
+            error = read_fault(fault)
+        elif body:
+            value = loads(body, buffers or ())
+    except Exception as raised:  # whatever a value's own unpickling raises belongs to who receives it
+        error = raised
+    receive(origin, rank, value, error, size)

@@ -7,6 +7,7 @@ import weakref
 from typing import Protocol
 
 from monarch_async._core.events import Evidence, died
+from monarch_async._core.framing import GATE, MARK, pack_message
 from monarch_async._runtime.context import Message, Waiter
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.link import Link
@@ -35,14 +36,36 @@ class Network(Protocol):
 
 
 class Peer:
-    """What this process sends to a peer goes over one link, so that it stays in order; the peer may send over another."""
+    """What this process sends to a peer goes over one link, so that it stays in order; the peer may send over another.
 
-    __slots__ = ("_enough", "address", "evidence", "lanes", "link", "links", "runtime")
+    Some of it may go through the peer's agent instead (`tree`). Every change of path is told to the peer (see `_core/order.py`): `link` is
+    not set while the tree was used last, so that the next message that goes directly asks for it, and nothing has to look otherwise.
+    """
+
+    __slots__ = (
+        "_enough",
+        "address",
+        "evidence",
+        "lanes",
+        "link",
+        "links",
+        "lost_marks",
+        "lost_session",
+        "marks",
+        "runtime",
+        "trees",
+        "usual",
+    )
 
     def __init__(self, runtime: Network, address: ProcAddress) -> None:
         self.runtime = runtime
         self.address = address
         self.link: Link | None = None  # where messages to it go; one of `links`
+        self.usual: Link | None = None  # the same, also while the tree was used last
+        self.trees = 0  # messages sent to it through the tree
+        self.marks = 0  # how often the tree was used after `link`
+        self.lost_marks = 0  # those of links that have ended
+        self.lost_session = ""  # of the last of these links
         self.links: set[Link] = set()  # all that have not ended, whoever made them
         self.lanes: dict[int, Lane] = {}
         self._enough = FEW  # accounts, at which those without use are forgotten
@@ -71,26 +94,43 @@ class Peer:
 
     def open(self, waiter: Waiter | None, request: int, lane: Lane) -> Link | None:
         """The link to send over, which may not be connected yet; `None`, after telling the waiter, if the process is gone."""
-        runtime = self.runtime
         evidence = self.why_gone
         if evidence is not None:
             if waiter is not None:
                 error = died(evidence, lane.mesh, lane.rank, started=False)
-                runtime.loop.call_soon(waiter.fail, request, error)
+                self.runtime.loop.call_soon(waiter.fail, request, error)
             return None
-        for link in self.links:
-            if link.connection is not None:
-                self.link = link
-                return link
-        self.link = runtime.dial(self)
-        return self.link
+        return self._turn_to_link()
+
+    def connect(self) -> Link | None:
+        """The same, where nobody waits."""
+        if self.link is not None:
+            return self.link
+        return self._turn_to_link() if self.why_gone is None else None
+
+    def _turn_to_link(self) -> Link:
+        link = self.usual or next((link for link in self.links if link.connection is not None), None) or self.runtime.dial(self)
+        self.link = self.usual = link
+        if self.trees:
+            link.send(pack_message((GATE, self.trees)))
+        return link
+
+    def turn_to_tree(self) -> tuple[int, int]:
+        """The next message goes through the tree: its number there, and the mark on the direct path that it comes after."""
+        if self.link is not None:
+            self.marks += 1
+            self.link.send(pack_message((MARK, self.marks)))
+            self.link = None
+        self.trees += 1
+        return self.trees, self.marks
 
     def ended(self, link: Link, evidence: Evidence) -> None:
         """A link is over: whatever waits on it fails."""
         self.links.discard(link)
-        sent_over = self.link is link
+        sent_over = self.usual is link
         if sent_over:
-            self.link = None
+            self.link = self.usual = None
+            self.lost_marks, self.lost_session = self.marks, link.session
         link.end()
         runtime = self.runtime
         for message in list(link.inbound_calls.values()):

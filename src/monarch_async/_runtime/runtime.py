@@ -16,7 +16,7 @@ import logging
 import os
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from monarch_async._channel.pool import BufferPool
@@ -25,6 +25,7 @@ from monarch_async._core.codec import loads
 from monarch_async._core.events import Evidence, Failure, Identity
 from monarch_async._core.framing import CALL, CANCEL, CLOSED, CREDIT, FAIL, PORT, REPLY, STARTED, pack_message
 from monarch_async._runtime.absent import Absent, DeadLetters
+from monarch_async._runtime.branch import Branch, RelayedOrigin
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.connect import keep
 from monarch_async._runtime.context import Message, Origin, State, Waiter
@@ -32,23 +33,22 @@ from monarch_async._runtime.debt import Debt
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.local import LocalLane
-from monarch_async._runtime.origin import LinkOrigin, LocalOrigin, read_fault
+from monarch_async._runtime.origin import LinkOrigin, LocalOrigin, PortSink, read_fault, take_port_message
 from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.serving import serve
 from monarch_async._runtime.supervisor import Ownership
 from monarch_async._runtime.suspects import Step
 from monarch_async._runtime.tasks import TaskSet
+from monarch_async._runtime.tree import Handle, Tree
 from monarch_async.ids import ProcAddress, new_uid
 from monarch_async.options import Options
 
-__all__ = ["LATER", "SERVICE", "PortSink", "Runtime"]
+__all__ = ["SERVICE", "PortSink", "Runtime"]
 
 SERVICE = 0
-LATER = object()
-"""What a function of the service returns if it has seen to the answer itself."""
 TICK = 0.05
-
-PortSink = Callable[[Origin, int, Any, BaseException | None, int], None]
-"""Takes what arrives at a port: from where, rank of the sender, value or error, and the bytes to give credit for."""
+NOT_OURS = -1
+"""In place of the kind of an answer, or a cancellation, that belongs to no request of this process."""
 
 
 class Runtime:
@@ -93,11 +93,15 @@ class Runtime:
         self.others_wait: Callable[[Origin, Sequence[Step]], Coroutine[Any, Any, bool]]  # see `Observer`; set by the service
         self.on_peer_gone: list[Callable[[Peer], None]] = []
         self.on_link_ended: list[Callable[[Peer, Evidence], None]] = []
+        self.on_session_over: list[Callable[[Peer, Link], None]] = []  # the same, for those who keep the links' books; called before
+        self.kinds: dict[int, Handle] = {}  # who takes the kinds of messages that are not handled here
         self.unhandled: Callable[[Failure], None] = lambda failure: None  # nobody in this process handles it
         self.ownership = Ownership()
         self.hosts_up: dict[str, asyncio.Future[None]] = {}  # for a client: nobody on a host can be dialed until this is done
         self._origins: dict[Link, tuple[Peer, LinkOrigin]] = {}
         self._absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
+        self.tree = Tree(self)
+        self.branch = Branch(self)
 
     # Links and peers.
 
@@ -123,6 +127,8 @@ class Runtime:
     def link_ended(self, peer: Peer, link: Link, evidence: Evidence) -> None:
         """A session with a peer is over; the peer may live."""
         self._origins.pop(link, None)
+        for heard in self.on_session_over:
+            heard(peer, link)
         for told in self.on_link_ended:
             told(peer, evidence)
 
@@ -130,7 +136,13 @@ class Runtime:
         """The process that messages from `origin` come from; `None` if its link has ended."""
         if origin is self.local:
             return self.me
+        if isinstance(origin, RelayedOrigin):
+            return origin.address
         return next((peer.address for peer, other in self._origins.values() if other is origin), None)
+
+    def peer_of(self, link: Link) -> Peer:
+        """The process at the other end."""
+        return self._origins[link][0]
 
     def peer_gone(self, peer: Peer) -> None:
         """A process does not exist any more."""
@@ -153,22 +165,26 @@ class Runtime:
                     if request:
                         link.inbound_calls[request] = message
                     cell = cells.get(key)
-                    if cell is not None:
+                    if link.held:
+                        self.branch.hold(link, key, message)
+                    elif cell is not None:
                         cell.post(message)
                     elif key == SERVICE:
                         self.serve(message)
                     else:
                         self._absent.receive(key, message, self.stopping)
                 elif kind == REPLY:
-                    self._settle(link, fields[1], fields[2], buffers)
+                    self.settle(link, fields[1], fields[2], buffers)
                 else:
                     self._control(link, kind, fields, buffers)
             except (IndexError, TypeError, ValueError, AttributeError, KeyError) as error:
                 self.log.exception("a malformed message of kind %r from the other side was dropped: %s", kind, error)
 
-    def _settle(self, link: Link, request: int, body: bytes, buffers: list[memoryview] | None) -> None:
+    def settle(self, link: Link, request: int, body: bytes, buffers: list[memoryview] | None) -> None:
+        """A request was answered with a value."""
         entry = link.pending.pop(request, None)
         if entry is None:
+            self._control(link, NOT_OURS, [REPLY, request, body], buffers)
             return
         waiter, lane, size = entry
         if link.started:
@@ -192,13 +208,15 @@ class Runtime:
                 link.started.discard(fields[1])
                 lane.credit(1, size)
                 waiter.fail(fields[1], read_fault(fields[2]))
+            else:
+                self._control(link, NOT_OURS, fields, buffers)
         elif kind == CREDIT:
             peer, _ = self._origins[link]
             owed = peer.lanes.get(fields[1])
             if owed is not None:
                 owed.credit(fields[2], fields[3])
         elif kind == PORT:
-            self._port_message(link, fields, buffers)
+            take_port_message(self, link, self._origins[link][1], fields, buffers)
         elif kind == CLOSED:
             peer, _ = self._origins[link]
             closed = peer.lanes.get(fields[1])
@@ -208,72 +226,21 @@ class Runtime:
             message = link.inbound_calls.get(fields[1])
             if message is not None:
                 self.cancel_message(message)
+            else:
+                self._control(link, NOT_OURS, fields, buffers)
         elif kind == STARTED:
             if fields[1] in link.pending:
                 link.started.add(fields[1])
-        else:
+            else:
+                self._control(link, NOT_OURS, fields, buffers)
+        elif fields[0] in self.kinds:
+            self.kinds[fields[0]](link, fields, buffers)
+        elif kind != NOT_OURS:  # else it is about what has ended meanwhile
             self.log.warning("a message of unknown kind %r was dropped", kind)
-
-    def _port_message(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
-        """Something was sent to a port of this process."""
-        _, origin = self._origins[link]
-        _, port, rank, body, fault = fields
-        receive = self.ports.get(port)
-        if receive is None:
-            self.dead_letter(f"port {port:#x}", "send", Evidence("the port is closed"))
-            link.send_control(pack_message((CLOSED, port)))
-            return
-        size = len(body) + sum(view.nbytes for view in buffers or ())
-        value: Any = None
-        error: BaseException | None = None
-        try:
-            if fault is not None:
-                error = read_fault(fault)
-            elif body:
-                value = loads(body, buffers or ())
-        except Exception as raised:  # whatever a value's own unpickling raises belongs to who receives it
-            error = raised
-        receive(origin, rank, value, error, size)
 
     def serve(self, message: Message) -> None:
         """A message to this runtime itself."""
-        function = self.service.get(message.endpoint)
-        try:
-            if function is None:
-                raise AttributeError(f"no service {message.endpoint!r} here")
-            args, kwargs = message.args or (loads(message.body, message.buffers or ()) if message.body else ((), {}))
-            message.state = State.RUNNING
-            result = function(message, *args, **kwargs)
-        except Exception as error:
-            message.state = State.DONE
-            message.origin.refuse(message, error)
-            return
-        if result is LATER:
-            return
-        if isinstance(result, Awaitable):
-            message.task = self.tasks.start(self._serve_later(message, result), name=f"service {message.endpoint}")
-        elif message.request:
-            message.state = State.DONE
-            message.origin.answer(message, result)
-
-    async def _serve_later(self, message: Message, result: Awaitable[Any]) -> None:
-        try:
-            value = await result
-        except asyncio.CancelledError as error:
-            message.state = State.DONE
-            if message.request:
-                message.origin.refuse(message, error)
-            raise
-        except Exception as error:
-            message.state = State.DONE
-            if message.request:
-                message.origin.refuse(message, error)
-            else:
-                self.log.exception("service %s failed", message.endpoint)
-        else:
-            message.state = State.DONE
-            if message.request:
-                message.origin.answer(message, value)
+        serve(self.service, self.tasks, self.log, message)
 
     # Actors.
 
@@ -345,6 +312,7 @@ class Runtime:
         for link in lane.peer.links:
             if request in link.pending:
                 link.send_control(pack_message((CANCEL, request, reason)))
+        self.tree.cancel(request, lane, reason)
 
     def cancel_message(self, message: Message) -> None:
         """Whoever sent a message does not want the answer any more."""

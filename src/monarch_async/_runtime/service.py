@@ -18,7 +18,8 @@ from monarch_async._runtime.behavior import Behavior
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import Message, Origin, State, Waiter, current_cell, current_message
 from monarch_async._runtime.peer import Peer
-from monarch_async._runtime.runtime import LATER, Runtime
+from monarch_async._runtime.runtime import Runtime
+from monarch_async._runtime.serving import LATER
 from monarch_async._runtime.suspects import Step, is_awaited
 from monarch_async.errors import ActorError, SpawnError
 from monarch_async.ids import ProcAddress

@@ -93,7 +93,7 @@ async def nothing_running(request: pytest.FixtureRequest) -> AsyncIterator[None]
 
     def note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        unseen.append(f"{context['message']}: {error!r}")
+        unseen.append(f"{context['message']}: {error or context.get('task')!r}")
         # What pytest-timeout raises in its signal handler ends stock asyncio's loop; uvloop brings it here and would wait on for ever.
         if isinstance(error, pytest.fail.Exception):
             for task in asyncio.all_tasks(loop):

@@ -72,7 +72,7 @@ class Cell(Life):
 
     def start(self) -> None:
         """Begin to live: construct the instance, the first time, and work through the mailbox."""
-        self.task = self.runtime.loop.create_task(self._live(), context=self.context)
+        self.task = self.runtime.loop.create_task(self._live(), name=f"actor {self.identity}", context=self.context)
         self._is_busy()
 
     def _is_busy(self) -> None:
@@ -198,7 +198,10 @@ class Cell(Life):
     def _returned(self, message: Message, result: Any) -> bool:
         """A handler ended well: answer. False if its task was cancelled."""
         told_to_stop = message.state is State.STOPPING
-        message.finish()
+        message.state = State.DONE
+        message.args = None  # with the rest as in `finish`, which is too dear here
+        if message.buffers is not None:
+            message.finish()
         if message.request:
             message.origin.answer(message, result)
         if message.task is not None:

@@ -108,7 +108,7 @@ class Endpoint(Generic[P, R_co]):
         raise NotImplementedError
 
     def options(self, *, timeout: float | None = None, retry: int = 0, return_exceptions: bool = False) -> Endpoint[P, R_co]:
-        """A variant: a deadline in seconds; how often it may be sent again to a new incarnation; errors as values of `call`."""
+        """A variant: a deadline in seconds; errors as values of `call`; `retry`, which has no effect yet, as nothing is restarted yet."""
         raise NotImplementedError
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:

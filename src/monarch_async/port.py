@@ -90,7 +90,7 @@ class Port(Generic[T_contra]):
         if receive is None:
             raise PortClosed("the port is closed: its receiver takes nothing more")
         lane = runtime.local_lane(self._key, f"port {self._key:#x}", self._rank, self._limit)
-        lane.check()
+        lane.check(0)
         lane.messages += 1
         receive(runtime.local, self._rank, value, error, 0)
         return Sent([] if self._once else [lane])

@@ -37,7 +37,7 @@ LAYERS: dict[str, list[str]] = {
     "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment"),
     "L3": inside(
         "_runtime",
-        """linux fdwire tasks config start loops context thread child forked zygote launcher outgoing link lane peer tree local
+        """linux fdwire tasks config start loops context thread child forked zygote launcher outgoing link room lane peer tree local
         origin debt waits suspects behavior resumed life cell absent output serving supervisor connect branch runtime current
         control service broker fanout agent bootstrap attach worker client proc""",
     ),

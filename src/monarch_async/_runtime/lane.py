@@ -12,7 +12,6 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol, final
 
@@ -20,6 +19,7 @@ from monarch_async._core.events import Evidence
 from monarch_async._core.framing import CALL, PORT, pack_message
 from monarch_async._runtime.context import Waiter
 from monarch_async._runtime.link import INLINE, Link
+from monarch_async._runtime.room import Room
 from monarch_async.errors import ChannelFull, PortClosed
 from monarch_async.ids import ProcAddress
 
@@ -46,22 +46,18 @@ class Route(Protocol):
 
 
 @final
-class Lane:
+class Lane(Room):
     """The account with one actor: `key` in the process of `peer`, rank `rank` of the mesh named `mesh`."""
 
-    __slots__ = ("__weakref__", "byte_limit", "bytes", "closed", "key", "limit", "mesh", "messages", "peer", "rank", "waiters")
+    __slots__ = ("__weakref__", "byte_limit", "bytes", "closed", "key", "peer")
 
     def __init__(self, peer: Route, key: int, mesh: str, rank: int, limit: int, byte_limit: int) -> None:
+        super().__init__(mesh, rank, limit)
         self.peer = peer
         self.key = key
-        self.mesh = mesh
-        self.rank = rank
-        self.limit = limit
         self.byte_limit = byte_limit
         self.closed = False
-        self.messages = 0  # under way
-        self.bytes = 0  # of their arguments
-        self.waiters: list[asyncio.Future[None]] = []  # sends that wait for room
+        self.bytes = 0  # of the arguments of what is under way
 
     def call(
         self,
@@ -135,12 +131,7 @@ class Lane:
     def check(self, size: int) -> None:
         """Raise `ChannelFull` if a message of `size` bytes may not be sent now."""
         if self.messages >= self.limit:
-            raise ChannelFull(
-                f"{self.messages} messages are under way to {self.mesh}[{self.rank}], as many as the option "
-                f"mailbox_messages={self.limit} allows: await what you send, or raise it",
-                limit=self.limit,
-                option="mailbox_messages",
-            )
+            super().check(size)
         if self.bytes + size > self.byte_limit and self.messages:
             raise ChannelFull(
                 f"{self.bytes} bytes are under way to {self.mesh}[{self.rank}] and {size} more would pass the option "
@@ -165,20 +156,3 @@ class Lane:
     def has_room(self) -> bool:
         """Whether an awaited send may return."""
         return self.messages * 2 <= self.limit and self.bytes * 2 <= self.byte_limit
-
-    async def wait_for_room(self) -> None:
-        """Wait until less than half of the limit is in use."""
-        while not self.has_room:
-            waiter = asyncio.get_running_loop().create_future()
-            self.waiters.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self.waiters:
-                    self.waiters.remove(waiter)
-
-    def _wake(self) -> None:
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self.waiters.clear()

@@ -5,12 +5,11 @@ Arguments are never shared: what is not immutable is copied, as if it had travel
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Protocol, final
 
 from monarch_async._core.codec import copy_value, is_plain
 from monarch_async._runtime.context import Message, Origin, Waiter
-from monarch_async.errors import ChannelFull
+from monarch_async._runtime.room import Room
 
 __all__ = ["LocalLane", "Neighbourhood"]
 
@@ -28,19 +27,15 @@ class Neighbourhood(Protocol):
 
 
 @final
-class LocalLane:
+class LocalLane(Room):
     """At most `limit` messages may be under way to actor `key`; see `Lane` for the rules."""
 
-    __slots__ = ("key", "limit", "mesh", "messages", "rank", "runtime", "waiters")
+    __slots__ = ("key", "runtime")
 
     def __init__(self, runtime: Neighbourhood, key: int, mesh: str, rank: int, limit: int) -> None:
+        super().__init__(mesh, rank, limit)
         self.runtime = runtime
         self.key = key
-        self.mesh = mesh
-        self.rank = rank
-        self.limit = limit
-        self.messages = 0
-        self.waiters: list[asyncio.Future[None]] = []
 
     def send(
         self,
@@ -53,7 +48,7 @@ class LocalLane:
         waiter: Waiter | None,
     ) -> None:
         """Send a call, or a cast if nobody waits. Raises `ChannelFull`, and `TypeError` for what can't be copied."""
-        self.check()
+        self.check(0)  # there is no bound in bytes: nothing is copied twice here
         runtime = self.runtime
         message = Message(runtime.local, endpoint, request, rank, b"", None, extras)
         if kwargs or not is_plain(args):
@@ -66,16 +61,6 @@ class LocalLane:
         self.messages += 1
         runtime.post_local(self.key, message)
 
-    def check(self, size: int = 0) -> None:
-        """Raise `ChannelFull` if no message may be sent now. There is no bound in bytes: nothing is copied twice here."""
-        if self.messages >= self.limit:
-            raise ChannelFull(
-                f"{self.messages} messages are under way to {self.mesh}[{self.rank}], as many as the option "
-                f"mailbox_messages={self.limit} allows: await what you send, or raise it",
-                limit=self.limit,
-                option="mailbox_messages",
-            )
-
     def credit(self, messages: int, size: int) -> None:
         """So many messages have left the mailbox."""
         self.messages -= messages
@@ -86,25 +71,3 @@ class LocalLane:
         """Nothing is under way any more."""
         self.messages = 0
         self._wake()
-
-    @property
-    def has_room(self) -> bool:
-        """Whether an awaited send may return."""
-        return self.messages * 2 <= self.limit
-
-    async def wait_for_room(self) -> None:
-        """Wait until less than half of the limit is in use."""
-        while not self.has_room:
-            waiter = asyncio.get_running_loop().create_future()
-            self.waiters.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self.waiters:
-                    self.waiters.remove(waiter)
-
-    def _wake(self) -> None:
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self.waiters.clear()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from monarch_async import Actor, ActorDied, MeshFailure, ProcMesh, SpawnError, configure, endpoint, this_proc
+from monarch_async import Actor, ActorDied, MeshFailure, Port, ProcMesh, SpawnError, configure, endpoint, this_proc
 from monarch_async.options import Options
 from tests.api.waiting import until
 
@@ -151,3 +152,19 @@ class Notes(Actor):
     @endpoint
     async def all(self) -> list[str]:
         return self.notes
+
+
+class AnswersEarly(Actor):
+    @endpoint(explicit_response_port=True)
+    def answer(self, port: Port[str]) -> None:
+        port.send("early")
+        threading.Event().wait(0.3)
+
+
+async def test_a_stop_during_a_handler_that_has_answered_ends_with_it(place: ProcMesh) -> None:
+    """There is nothing left to cancel, but the actor ends when the handler does: not at the limit, and without its task left behind."""
+    actor = await place.spawn("actor", AnswersEarly)
+    assert "early" == await actor.answer.call_one()
+    began = time.monotonic()
+    await actor.stop()
+    assert time.monotonic() - began < 2.0  # the option cleanup_timeout is 3 s

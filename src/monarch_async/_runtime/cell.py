@@ -123,6 +123,8 @@ class Cell(Life):
         if self.state is CellState.STARTING and not await self.construct():
             return
         while await self._drain():
+            if self.evidence is not None:
+                return  # stopped during a handler that had answered already, through its port, so that there was nothing to cancel
             if not self.overlapping:
                 self.runtime.busy.discard(self)
             self._wake = wake = self.runtime.loop.create_future()

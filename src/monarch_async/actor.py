@@ -22,7 +22,7 @@ from monarch_async._core.codec import dumps_whole, loads
 from monarch_async._core.events import Failure as MeshFailure
 from monarch_async._runtime.context import ASYNC, SYNC, Handler, Message
 from monarch_async._runtime.thread import ActorThread
-from monarch_async.endpoint import Binder, EndpointDefinition, check_names, definitions_of
+from monarch_async.endpoints import Binder, EndpointDefinition, check_names, definitions_of
 from monarch_async.future import Future
 from monarch_async.port import ResponsePort
 from monarch_async.shape import MeshOps

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["ActorKey", "ProcAddress", "new_actor_key", "new_uid"]
 
@@ -39,8 +39,7 @@ new_actor_key = _Keys()
 os.register_at_fork(after_in_child=new_actor_key.restart)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcAddress:
+class ProcAddress(NamedTuple):
     """Where a process can be reached: through the agent of its host, which hands the connection on.
 
     `uid` is the process (unique for ever), `host` the uid of its host, `unix` the path of the agent's socket (usable only
@@ -54,10 +53,6 @@ class ProcAddress:
     tcp: str = ""
     name: str = ""
     rank: int = 0
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # Every spawn and every reference carries addresses, and what dataclasses do by themselves costs several times this.
-        return ProcAddress, (self.uid, self.host, self.unix, self.tcp, self.name, self.rank)
 
     def __str__(self) -> str:
         return f"{self.name or self.uid}[{self.rank}]" if self.name else self.uid

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar
 from monarch_async._core.events import Evidence
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.runtime import Runtime
-from monarch_async.endpoint import Endpoint
+from monarch_async.endpoints import Endpoint
 from monarch_async.errors import MonarchError
 from monarch_async.future import Future
 from monarch_async.port import Port

@@ -19,7 +19,7 @@ from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask_many, tell
 from monarch_async.actor import importable
 from monarch_async.ambient import current_runtime
-from monarch_async.endpoint import Endpoint, definitions_of
+from monarch_async.endpoints import Endpoint, definitions_of
 from monarch_async.errors import ActorDied, ActorError, UsageError
 from monarch_async.future import Future, MeshFuture, as_future
 from monarch_async.ids import ProcAddress

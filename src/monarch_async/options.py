@@ -5,21 +5,14 @@ Every bound of the system is here under the name that its error message uses.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 __all__ = ["Options"]
 
 MiB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Bounds in messages and bytes, times in seconds.
-
-    Raises `ValueError` when a figure is not positive and `TypeError` for an unknown name.
-    """
-
+class _Settings(NamedTuple):
     mailbox_messages: int = 100_000
     """Messages one process may have under way to one actor before an un-awaited send raises `ChannelFull`."""
     mailbox_bytes: int = 1024 * MiB
@@ -56,19 +49,27 @@ class Options:
     dead_letters: int = 1000
     """How many undeliverable messages are remembered."""
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+
+class Options(_Settings):
+    """Bounds in messages and bytes, times in seconds.
+
+    Raises `ValueError` when a figure is not positive and `TypeError` for an unknown name.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, **settings: Any) -> Self:
+        for name in settings:
+            if name not in cls._fields:
+                raise TypeError(f"unknown option {name!r}; known are {', '.join(sorted(cls._fields))}")
+        for name, value in settings.items():
             if not isinstance(value, bool) and value <= 0:
-                raise ValueError(f"option {field.name!r} must be positive, got {value!r}")
+                raise ValueError(f"option {name!r} must be positive, got {value!r}")
+        return super().__new__(cls, **settings)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        return (), self._asdict()
 
     def with_(self, **changes: Any) -> Options:
-        """A copy with some settings changed; an unknown name raises `TypeError` that lists the known ones."""
-        known = {field.name for field in fields(self)}
-        for name in changes:
-            if name not in known:
-                raise TypeError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
-        return replace(self, **changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """A copy with some settings changed."""
+        return Options(**{**self._asdict(), **changes})

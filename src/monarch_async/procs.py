@@ -16,7 +16,7 @@ from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import Place, ask, ask_many
 from monarch_async.actor import Actor, ActorBehavior, check_arguments, check_class
 from monarch_async.ambient import current_runtime, on_loop
-from monarch_async.endpoint import EndpointDefinition
+from monarch_async.endpoints import EndpointDefinition
 from monarch_async.errors import SpawnError, UsageError
 from monarch_async.future import Future, MeshFuture, as_future
 from monarch_async.ids import ProcAddress, new_actor_key

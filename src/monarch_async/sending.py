@@ -23,7 +23,7 @@ from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.tree import Member
-from monarch_async.endpoint import Binder, Endpoint, check_timeout
+from monarch_async.endpoints import Binder, Endpoint, check_timeout
 from monarch_async.errors import UsageError
 from monarch_async.future import Future, MeshFuture
 from monarch_async.sent import Sent, Stream

@@ -32,8 +32,8 @@ def inside(package: str, text: str) -> list[str]:
 
 
 LAYERS: dict[str, list[str]] = {
-    "L0": words("errors ids points shape clock options instrument"),
-    "L1": inside("_core", "events lines binding stories codec faults framing handshake session reader order supervision"),
+    "L0": words("errors ids points shape clock options restart instrument"),
+    "L1": inside("_core", "events lines binding stories codec faults framing handshake session reader order intensity supervision_states supervision"),
     "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment"),
     "L3": inside(
         "_runtime",
@@ -41,7 +41,7 @@ LAYERS: dict[str, list[str]] = {
         origin debt waits suspects behavior resumed life cell absent output serving supervisor connect branch runtime current
         control service broker fanout agent bootstrap attach worker client proc""",
     ),
-    "L4": words("supervise ambient value_mesh future sent port endpoint sending actor mesh procs host workers info controllers lowlevel"),
+    "L4": words("supervise ambient value_mesh future sent port endpoints sending actor mesh procs host workers info controllers lowlevel"),
     "L5": words("tensor parallel testing observe jobs"),
     "L6": words("console dashboard cli __main__"),
 }

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import ssl
-from dataclasses import dataclass
 
 from monarch_async.errors import UsageError
 
 __all__ = ["TLS"]
 
 
-@dataclass(frozen=True, slots=True)
 class TLS:
     """Paths of PEM files: this host's certificate (with its chain), its private key, and the authorities that peers must be signed by.
 
@@ -23,16 +21,24 @@ class TLS:
     `os.PathLike`.
     """
 
-    cert: str
-    key: str
-    ca: str
+    __slots__ = ("ca", "cert", "key")
 
-    def __post_init__(self) -> None:
-        for name in ("cert", "key", "ca"):
-            value = getattr(self, name)
-            if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-                raise UsageError(f"TLS needs the path of a PEM file as {name!r}, not {value!r}")
-            object.__setattr__(self, name, os.path.abspath(os.fspath(value)))
+    def __init__(self, cert: str | os.PathLike[str], key: str | os.PathLike[str], ca: str | os.PathLike[str]) -> None:
+        self.cert = _path("cert", cert)
+        self.key = _path("key", key)
+        self.ca = _path("ca", ca)
+
+    def to_map(self) -> dict[str, str]:
+        return {"cert": self.cert, "key": self.key, "ca": self.ca}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TLS) and self.to_map() == other.to_map()
+
+    def __hash__(self) -> int:
+        return hash((self.cert, self.key, self.ca))
+
+    def __repr__(self) -> str:
+        return f"TLS(cert={self.cert!r}, key={self.key!r}, ca={self.ca!r})"
 
     def server(self) -> ssl.SSLContext:
         """For accepting; only peers with a certificate of `ca` get in. Raises `UsageError` if a file can't be used."""
@@ -55,3 +61,9 @@ class TLS:
         except (OSError, ssl.SSLError) as error:
             raise UsageError(f"the authorities in {self.ca} can't be used: {error}") from error
         return context
+
+
+def _path(name: str, value: object) -> str:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise UsageError(f"TLS needs the path of a PEM file as {name!r}, not {value!r}")
+    return os.path.abspath(os.fspath(value))

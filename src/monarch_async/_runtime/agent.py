@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from monarch_async._channel.dial import listen_tcp, usable_addresses
@@ -103,7 +102,7 @@ class Agent:
     async def _start(self, request: SpawnRequest) -> int:
         me = request.me
         runtime = self.runtime
-        me = replace(me, unix=runtime.me.unix, tcp=runtime.me.tcp)
+        me = me._replace(unix=runtime.me.unix, tcp=runtime.me.tcp)
         network = self._network
         try:
             spec = ProcSpec(
@@ -166,8 +165,8 @@ class Agent:
         listener = listen_tcp(host, port)
         where = f"[{names[0]}]" if ":" in names[0] else names[0]
         told = f"{where}:{listener.getsockname()[1]}"
-        self.runtime.me = replace(self.runtime.me, tcp=told)
-        self.runtime.client = replace(self.runtime.client, tcp=told)
+        self.runtime.me = self.runtime.me._replace(tcp=told)
+        self.runtime.client = self.runtime.client._replace(tcp=told)
         self.runtime.tasks.start(self.broker.serve(listener), name=f"listening on {told}")
         self._network = network
         for proc in self._procs.values():
@@ -189,7 +188,8 @@ class Agent:
     def _address(self, uid: str) -> ProcAddress:
         """The address of a process of this host."""
         proc = self._procs.get(uid)
-        return replace(proc.request.me if proc is not None else self.runtime.me, uid=uid, unix=self.runtime.me.unix)
+        me = proc.request.me if proc is not None else self.runtime.me
+        return me._replace(uid=uid, unix=self.runtime.me.unix)
 
     async def _exited(self, proc: _Proc) -> None:
         how = proc.child.exited.result()

@@ -14,7 +14,6 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
 from typing import Any, NamedTuple
 
 from monarch_async._channel.dial import Gone, connect, parse_tcp
@@ -94,7 +93,7 @@ async def _be_reachable(runtime: Runtime, socks: Sequence[socket.socket], networ
     everywhere = "::" if any(":" in name for name in ours) else "0.0.0.0"
     bind = ours[0] if len(ours) == 1 and not advertise else everywhere
     tcp = await ask(runtime, runtime.agent, "listen", bind, int(port), host.strip("[]"), network)
-    return replace(me, tcp=tcp)
+    return me._replace(tcp=tcp)
 
 
 def _is_loopback(address: str) -> bool:
@@ -108,7 +107,7 @@ async def _ask(runtime: Runtime, agent: ProcAddress, sock: socket.socket, me: Pr
     try:
         tls = network.tls.client() if network.tls is not None else None
         stream = await open_stream(sock, server=False, patience=patience(options), tls=tls, host=parse_tcp(agent.tcp)[0])
-        hello = {"agent": agent.uid, "client": address_fields(me), "options": asdict(options)}
+        hello = {"agent": agent.uid, "client": address_fields(me), "options": options._asdict()}
         handshake = Handshake.dial(
             network.key,
             hello,
@@ -166,8 +165,7 @@ def _job(hello: dict[str, Any]) -> Job:
     agent, settings = hello.get("agent"), hello.get("options")
     if client is None or not isinstance(agent, str) or not agent.isalnum() or not isinstance(settings, dict):
         raise HandshakeError("a hello without a proper job")
-    known = {field.name for field in fields(Options)}
     try:
-        return Job(agent, client, Options(**{name: value for name, value in settings.items() if name in known}))
+        return Job(agent, client, Options(**{name: value for name, value in settings.items() if name in Options._fields}))
     except (TypeError, ValueError) as error:
         raise HandshakeError(f"a hello with bad options: {error}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, NamedTuple, Self
 
 import msgpack
@@ -15,31 +14,37 @@ from monarch_async.options import Options
 __all__ = ["AgentConfig", "Network", "ProcConfig", "SpawnRequest"]
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
+class Network(NamedTuple):
     """How links between hosts are secured: the key that both ends hold, and TLS where it is wanted."""
 
     key: bytes
     tls: TLS | None = None
 
+    def to_map(self) -> dict[str, Any]:
+        return {"key": self.key, "tls": self.tls.to_map() if self.tls is not None else None}
+
     def pack(self) -> bytes:
-        packed: bytes = msgpack.packb(asdict(self))
+        packed: bytes = msgpack.packb(self.to_map())
         return packed
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        return cls.from_fields(msgpack.unpackb(data))
+        return cls.from_map(msgpack.unpackb(data))
 
     @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
+    def from_map(cls, fields: dict[str, Any]) -> Self:
         return cls(fields["key"], TLS(**fields["tls"]) if fields["tls"] else None)
 
 
-def _pack(fields: dict[str, Any]) -> bytes:
-    """What addresses, settings and the like are made of, as plain maps."""
-    packed: bytes = msgpack.packb(
-        {name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value for name, value in fields.items()}
-    )
+def _pack(config: ProcConfig | AgentConfig) -> bytes:
+    """The record as a map of plain maps and values."""
+    fields = config._asdict()
+    for name, value in fields.items():
+        if isinstance(value, Network):
+            fields[name] = value.to_map()
+        elif isinstance(value, ProcAddress | Options):
+            fields[name] = value._asdict()
+    packed: bytes = msgpack.packb(fields)
     return packed
 
 
@@ -54,7 +59,7 @@ class ProcConfig(NamedTuple):
     options: Options
 
     def pack(self) -> bytes:
-        return _pack(self._asdict())
+        return _pack(self)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -64,7 +69,7 @@ class ProcConfig(NamedTuple):
             ProcAddress(**fields["agent"]),
             ProcAddress(**fields["client"]),
             fields["key"],
-            Network.from_fields(fields["network"]) if fields["network"] else None,
+            Network.from_map(fields["network"]) if fields["network"] else None,
             Options(**fields["options"]),
         )
 
@@ -85,7 +90,7 @@ class AgentConfig(NamedTuple):
     parent: int
 
     def pack(self) -> bytes:
-        return _pack(self._asdict())
+        return _pack(self)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -94,7 +99,7 @@ class AgentConfig(NamedTuple):
             ProcAddress(**fields["agent"]),
             ProcAddress(**fields["client"]),
             fields["key"],
-            Network.from_fields(fields["network"]) if fields["network"] else None,
+            Network.from_map(fields["network"]) if fields["network"] else None,
             Options(**fields["options"]),
             fields["directory"],
             tuple(fields["sys_path"]),

@@ -19,7 +19,6 @@ import logging
 import os
 import socket
 import ssl
-from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from monarch_async._channel.dial import Gone, connect, parse_tcp, query
@@ -182,10 +181,10 @@ async def _report(peer: Peer, gone: Gone) -> None:
 def _where(runtime: Party, address: ProcAddress) -> ProcAddress:
     """An address with what is known here of how to reach it: who made it may not have been on a network yet, or is on another host."""
     if address.host == runtime.me.host:
-        return replace(address, unix=runtime.me.unix)
+        return address._replace(unix=runtime.me.unix)
     tcp = runtime.client.tcp if address.host == runtime.client.host and runtime.client.tcp else address.tcp
     # The host is named too, since one port may serve the agents of several jobs.
-    return replace(address, tcp=tcp, uid=f"{address.host}/{address.uid}")
+    return address._replace(tcp=tcp, uid=f"{address.host}/{address.uid}")
 
 
 async def _greet(runtime: Party, peer: Peer, link: Link, sock: socket.socket, where: ProcAddress) -> None:
@@ -293,7 +292,7 @@ def _attach(link: Link, stream: Stream, done: Established, received: Any, *, sea
 
 def address_fields(address: ProcAddress) -> dict[str, Any]:
     """An address as it stands in a hello."""
-    return asdict(address)
+    return address._asdict()
 
 
 def address_of(hello: object) -> ProcAddress | None:

@@ -13,7 +13,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from monarch_async._core.events import Evidence, died
@@ -103,7 +102,7 @@ class Tree:
     def agent_of(self, lane: Lane) -> Peer:
         """The agent through which the process of a lane is reached."""
         address = lane.peer.address
-        return self._runtime.peer(replace(address, uid=address.host, name="agent", rank=0))
+        return self._runtime.peer(address._replace(uid=address.host, name="agent", rank=0))
 
     def send(
         self,

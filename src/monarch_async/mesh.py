@@ -95,7 +95,7 @@ class ActorMesh(MeshOps):
                 if address.uid == runtime.me.uid:
                     lanes.append(runtime.local_lane(self._key, self._name, rank, self._limits[0]))
                 else:
-                    lanes.append(runtime.peer(address).lane(self._key, self._name, rank, *self._limits))
+                    lanes.append(runtime.peer(address).latest().lane(self._key, self._name, rank, *self._limits, moves=True))
             ranks = [wire_rank(index, shape.extent, self._spawned) for index in range(len(lanes))]
             target = self._target_cache = Target(runtime, self._name, shape, lanes, ranks)
         return target
@@ -165,7 +165,7 @@ class ActorMesh(MeshOps):
     def __reduce__(self) -> tuple[Any, ...]:
         shape = self._mesh_shape
         bases = shape.ranks()
-        addresses = tuple(self._addresses[base] for base in bases)
+        addresses = tuple(latest(self._runtime, self._addresses[base]) for base in bases)
         ranks: tuple[int, ...] | None = tuple(base if self._ranks is None else self._ranks[base] for base in bases)
         if ranks == tuple(range(len(addresses))):
             ranks = None
@@ -192,6 +192,12 @@ def _actor_mesh(
     limits: tuple[int, int],
 ) -> ActorMesh:
     return ActorMesh(current_runtime(), key, name, cls, endpoints, addresses, spawned, Shape(extent), ranks, limits)
+
+
+def latest(runtime: Runtime, address: ProcAddress) -> ProcAddress:
+    """The address of the process that is in this one's place now, as far as is known here."""
+    peer = runtime.peers.get(address.uid)
+    return peer.latest().address if peer is not None else address
 
 
 def wire_rank(index: int, extent: Extent, spawned: Extent) -> Any:

@@ -49,6 +49,9 @@ class Cell(Life):
         """Take a message: handle its first part at once if the actor is idle, else put it into the mailbox."""
         message.cell = self
         if self.evidence is not None:
+            if self.returns:
+                self.mailbox.append(message)  # for the next life
+                return
             self.reject(message)
             if not message.request:
                 self.debt.owe(message)

@@ -118,3 +118,4 @@ class SpawnRequest(NamedTuple):
     sys_path: tuple[str, ...]
     preload: tuple[str, ...]
     cpus: frozenset[int] | None
+    returns: bool = False  # when it ends, its owner may start a successor

@@ -118,6 +118,10 @@ class Runtime:
         self._origins[link] = (peer, LinkOrigin(link))
         return link
 
+    def moved(self, link: Link, peer: Peer) -> None:
+        """A link that was never connected leads to another process now."""
+        self._origins[link] = (peer, self._origins[link][1])
+
     def dial(self, peer: Peer) -> Link:
         """A new link to a peer, connected in the background."""
         link = self.new_link(peer, new_uid())

@@ -89,6 +89,12 @@ class ActorBehavior:
     def construct(self) -> Any:
         return self.cls(*self.args, **self.kwargs)
 
+    async def save(self, instance: Any, thread: ActorThread | None) -> bytes:
+        return dumps_whole(await _run(instance.__checkpoint__, (), thread))
+
+    async def restore(self, instance: Any, saved: bytes, thread: ActorThread | None) -> None:
+        await _run(instance.__restore__, (loads(saved),), thread)
+
     async def cleanup(self, instance: Any, error: BaseException | None, thread: ActorThread | None) -> None:
         function = getattr(instance, "__cleanup__", None)
         if function is not None:

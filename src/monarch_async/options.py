@@ -46,6 +46,8 @@ class _Settings(NamedTuple):
     fan_out_local: bool = False
     """Whether that holds for members on the sender's own host too. It saves no network there and costs a hop: with 32 members on two cores
     an empty call takes 2.0 ms in place of 1.4, one with 1 MiB 46 ms in place of 29; but the sender is held up for 0.4 ms, not 10."""
+    checkpoint_bytes: int = 4096 * MiB
+    """How large one checkpoint of one actor may be; the last of each is kept by its owner's process."""
     dead_letters: int = 1000
     """How many undeliverable messages are remembered."""
 

@@ -128,7 +128,7 @@ class Life:
         return self._ending
 
     async def revive(self, behavior: Behavior, incarnation: int, saved: bytes | None, told: Callable[[BaseException | None], None]) -> None:
-        """Live again, once the life before is over: another instance, which gets what has queued. `told` hears whether it was constructed."""
+        """Live again, once the life before is over: another instance, which gets what has queued. `told` hears of it."""
         if self._ending is not None:
             await asyncio.shield(self._ending)
         if self.state is not CellState.RESTARTING:  # stopped meanwhile

@@ -184,8 +184,8 @@ class Peer:
         for link in list(self.links):
             self.ended(link, evidence)
         self.runtime.peer_gone(self)
-        if evidence.next:
-            following = self.runtime.peer(self.address._replace(uid=evidence.next))
+        if self.evidence.next:  # that is still so, now that its owner has heard of it
+            following = self.runtime.peer(self.address._replace(uid=self.evidence.next))
             for key, lane in self.lanes.items():
                 if lane.moves and lane.peer is self:
                     lane.peer = following

@@ -52,7 +52,14 @@ class Driver:
     """One supervision, in a loop. Its methods are called on that."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, tasks: TaskSet, crew: Crew, name: str, size: int, restart: Restart, auto_shutdown: AutoShutdown
+        self,
+        loop: asyncio.AbstractEventLoop,
+        tasks: TaskSet,
+        crew: Crew,
+        name: str,
+        size: int,
+        restart: Restart,
+        auto_shutdown: AutoShutdown = "never",
     ) -> None:
         self._loop = loop
         self._tasks = tasks
@@ -67,18 +74,19 @@ class Driver:
         """Whether it still starts anything."""
         return self.engine.phase is Phase.SUPERVISING
 
-    def is_there(self, child: int) -> bool:
-        """Whether a child is up, or starting for the engine."""
-        return self.engine.state(child) in (ChildState.STARTING, ChildState.RUNNING)
+    def comes_back(self, child: int) -> bool:
+        """Whether a child that has ended is being started again, or will be."""
+        return self.engine.state(child) in (ChildState.DELAYED, ChildState.STARTING, ChildState.STOPPING)
 
     def started(self, child: int) -> None:
         """The first life of a child is up."""
         self._follow(self.engine.started(child, 0, self._loop.time()))
 
-    def exited(self, child: int, reason: Exit, failure: Failure) -> None:
-        """The present life of a child has ended by itself, or with something that was restarted."""
-        self._failures[child] = failure
-        self._follow(self.engine.exited(child, self.engine.incarnation(child), reason, self._loop.time()))
+    def exited(self, life: Life, reason: Exit, failure: Failure) -> None:
+        """This life has ended by itself, or with something that was restarted."""
+        if life.incarnation == self.engine.incarnation(life.child):
+            self._failures[life.child] = failure
+        self._follow(self.engine.exited(*life, reason, self._loop.time()))
 
     def shutdown(self) -> None:
         """Start nothing any more. The children are for whoever asks for this to stop."""

@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from monarch_async.options import Options
     from monarch_async.port import Channel, Port, PortReceiver
     from monarch_async.procs import ProcMesh, this_proc
+    from monarch_async.restart import Backoff, Restart
     from monarch_async.shape import Extent, Point, Shape
     from monarch_async.supervise import MeshFailure, unhandled_fault_hook
+    from monarch_async.supervisors import Supervisor
     from monarch_async.value_mesh import ValueMesh
     from monarch_async.workers import TLS, attach_to_workers, run_worker_loop_forever
 
@@ -56,6 +58,7 @@ __all__ = [
     "ActorMesh",
     "AddressError",
     "AuthenticationError",
+    "Backoff",
     "CallTimeout",
     "Channel",
     "ChannelFull",
@@ -75,9 +78,11 @@ __all__ = [
     "PortClosed",
     "PortReceiver",
     "ProcMesh",
+    "Restart",
     "Shape",
     "SpawnError",
     "SupervisionError",
+    "Supervisor",
     "UsageError",
     "ValueMesh",
     "VersionMismatch",
@@ -130,8 +135,10 @@ _HOMES = {
     "options": ("Options",),
     "port": ("Channel", "Port", "PortReceiver"),
     "procs": ("ProcMesh", "this_proc"),
+    "restart": ("Backoff", "Restart"),
     "shape": ("Extent", "Point", "Shape"),
     "supervise": ("MeshFailure", "unhandled_fault_hook"),
+    "supervisors": ("Supervisor",),
     "value_mesh": ("ValueMesh",),
     "workers": ("TLS", "attach_to_workers", "run_worker_loop_forever"),
 }

@@ -13,39 +13,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from monarch_async._core.codec import dumps_whole
 from monarch_async._core.events import Evidence, Failure, Identity
 from monarch_async._core.instructions import Cause, Exit, Life
-from monarch_async._core.stories import format_error
-from monarch_async._runtime.context import Message
 from monarch_async._runtime.restarts import Driver
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, ask_many, tell
 from monarch_async._runtime.supervisor import Fate, Home
-from monarch_async.errors import ActorDied, ActorError, SupervisionError, UsageError
+from monarch_async.errors import ActorDied, SupervisionError, UsageError
 from monarch_async.future import MeshFuture
-from monarch_async.ids import ProcAddress
+from monarch_async.ids import ProcAddress, slot
 from monarch_async.restart import Restart
 from monarch_async.shape import Point, Shape
+from monarch_async.spawned import FirstLives, Spawned, failure_from
 
-__all__ = ["UNOBSERVED", "Lifetime", "Parent", "Spawned", "failure_from"]
+__all__ = ["UNOBSERVED", "Lifetime", "Parent"]
 
 UNOBSERVED = 1.0
 """Seconds that a constructor's error waits for somebody to await the mesh before the owner is told."""
-
-
-class Spawned(NamedTuple):
-    """What every life of every member is started with, as the service `spawn` takes it."""
-
-    key: int
-    name: str
-    class_name: str
-    behavior: Any  # pickled where there may be another life
-    owner: int
-    limit: int
-    place: bytes
 
 
 class Parent(Protocol):
@@ -67,6 +54,7 @@ class Lifetime:
         self._incarnations = [0] * len(addresses)
         self._offsets = [0] * len(addresses)  # the incarnation that the engine counts as 0
         self._saved: dict[int, bytes] = {}  # the last checkpoint of each rank
+        self._save_every = restart.checkpoint_every if restart is not None else None
         self._errors: dict[int, BaseException] = {}  # what each rank was last not constructed for
         self._ready: MeshFuture[None] = MeshFuture(loop=runtime.loop)
         self._ready.runtime = runtime
@@ -74,6 +62,10 @@ class Lifetime:
         self._awaited = False
         self._stopping: asyncio.Task[None] | None = None
         self._over = False
+        self._suspended = False  # by its supervisor, or about to be
+        self._left: set[int] = set()  # members that have stopped themselves
+        self._last_stop: asyncio.Task[None] | None = None
+        self.name = spawned.name
         self.parent: Parent | None = None
         self._driver = self._make_driver()
         if restart is not None:
@@ -94,8 +86,8 @@ class Lifetime:
             ask_many(runtime, self._addresses, "spawn", tuple(self._spawned), self._ready, ranks, self._requests)
         else:
             self._spawned = self._spawned._replace(behavior=dumps_whole(self._spawned.behavior))
-            first = _FirstLives(self, self._requests)
-            ask_many(runtime, self._addresses, "spawn", (*self._spawned, 0, True, None), first, ranks, self._requests)
+            first = FirstLives(self.first_life, self._requests)
+            ask_many(runtime, self._addresses, "spawn", (*self._spawned, 0, True, None, self._save_every), first, ranks, self._requests)
 
     def _make_driver(self) -> Driver | None:
         if self._restart is None:
@@ -154,7 +146,7 @@ class Lifetime:
     # What happens to members.
 
     def member_failed(self, failure: Failure, *, normal: bool) -> bool:
-        if self._stopping is not None or self._over:
+        if self._stopping is not None or self._over or self._suspended:
             return True
         rank = failure.ranks[0]
         if self._driver is not None and self._driver.supervises:
@@ -162,13 +154,18 @@ class Lifetime:
             self._driver.exited(life, Exit.NORMAL if normal else Exit.ABNORMAL, failure)
             return True
         if self.parent is not None:
-            self.parent.child_failed(self, failure, normal=normal)
+            self._left.add(rank)
+            if not normal or len(self._left) == len(self._addresses):
+                self._suspended = True
+                self.parent.child_failed(self, failure, normal=normal)
             return True
         return False
 
     def process_ended(self, member: Identity, failure: Failure, evidence: Evidence, *, returns: bool) -> Fate:
         if self._stopping is not None or self._over:
             return Fate.ENDED
+        if self._suspended:
+            return Fate.RETURNS
         rank, driver = member.rank, self._driver
         if driver is not None and driver.supervises:
             if not evidence.next:
@@ -178,6 +175,7 @@ class Lifetime:
             driver.exited(Life(rank, member.incarnation - self._offsets[rank]), reason, failure)
             return Fate.RETURNS if driver.comes_back(rank) else Fate.ENDED
         if self.parent is not None:
+            self._suspended = True
             return Fate.RETURNS if self.parent.child_failed(self, failure, normal=False) else Fate.ENDED
         if not returns:
             return Fate.LOST
@@ -209,7 +207,7 @@ class Lifetime:
             raise SupervisionError(f"{self._spawned.name} is being stopped")
         self._own(rank)
         returns = self._driver is not None or self.parent is not None
-        arguments = (*self._spawned, incarnation, returns, self._saved.get(rank))
+        arguments = (*self._spawned, incarnation, returns, self._saved.get(rank), self._save_every)
         try:
             await ask(self._runtime, address, "spawn", *arguments, rank=rank)
         except Exception as error:
@@ -228,14 +226,30 @@ class Lifetime:
         return address
 
     def _home(self, rank: int) -> Home | None:
-        return self._runtime.homes.get(self._addresses[rank].uid.partition(".")[0])
+        return self._runtime.homes.get(slot(self._addresses[rank]))
 
     def _keep_processes(self) -> None:
         """Those of this owner's may be started again when they end."""
         homes = {self._home(rank) for rank in range(len(self._addresses))}
         for home in homes - {None}:
             assert home is not None
-            home.keep()
+            home.keep(self)
+
+    def wants(self, address: ProcAddress) -> bool:
+        if self._suspended:
+            return True
+        driver, place = self._driver, slot(address)
+        return driver is not None and any(slot(other) == place and driver.comes_back(rank) for rank, other in enumerate(self._addresses))
+
+    def home_stopped(self) -> None:
+        self._over = True
+        if self._driver is not None:
+            self._driver.shutdown()
+
+    def _leave(self) -> None:
+        for home in {self._home(rank) for rank in range(len(self._addresses))} - {None}:
+            assert home is not None
+            home.leave(self)
 
     # What a driver asks for.
 
@@ -255,12 +269,14 @@ class Lifetime:
         rank = failure.ranks[0]
         self._over = True
         self._disown()
-        for other in range(len(self._addresses)):
+        self._leave()
+        evidence = Evidence(failure.reason, failure.exit_code, failure.signal)
+        for other, address in enumerate(self._addresses):
             home = self._home(other)
-            if home is not None:
-                home.abandon(self._addresses[other], Evidence(failure.reason, failure.exit_code, failure.signal))
+            if home is not None:  # others in it may not have heard of its end yet
+                self._runtime.loop.call_soon(home.abandon, address, evidence)
         ranks = [other for other in range(len(self._addresses)) if not self._is_gone(other)]
-        self._runtime.tasks.start(self._end(ranks[::-1], "stop", failure.reason), name=f"stopping {self._spawned.name}")
+        self._last_stop = self._runtime.tasks.start(self._end(ranks[::-1], "stop", failure.reason), name=f"stopping {self._spawned.name}")
         if self._ready.done():
             self._tell_owner(failure, normal=False)
         else:
@@ -268,11 +284,19 @@ class Lifetime:
             error.add_note(failure.reason)
             self._ready.fail(self._requests[rank], error)
 
+    def removed(self, life: Life, failure: Failure) -> None:
+        rank = life.child
+        error = self._errors.get(rank) or failure.as_error()
+        self._ready.fail(self._requests[rank], error)
+        if not self._is_gone(rank):
+            self._runtime.tasks.start(self._end([rank], "stop", failure.reason), name=f"stopping {self._spawned.name}[{rank}]")
+
     def ended(self, cause: Cause) -> None:
         """Nothing to do."""
 
     def _tell_owner(self, failure: Failure, *, normal: bool) -> None:
         if self.parent is not None:
+            self._suspended = True
             self.parent.child_failed(self, failure, normal=normal)
         else:
             self._runtime.handle(self._spawned.owner, failure)
@@ -289,13 +313,17 @@ class Lifetime:
 
     async def suspend_all(self, reason: str) -> None:
         """End the present life of every member."""
+        self._suspended = True
         if self._driver is not None:
             self._driver.shutdown()
-        await self._end(range(len(self._addresses))[::-1], "suspend", reason)
+        if self._last_stop is not None:
+            await asyncio.shield(self._last_stop)
+        await self._end([rank for rank in range(len(self._addresses)) if not self._is_gone(rank)][::-1], "suspend", reason)
 
     async def start_all(self) -> None:
         """Begin the next life of every member, with a policy that has forgotten the past. Raises what the first failed of."""
-        self._over = False
+        self._over = self._suspended = False
+        self._left.clear()
         self._offsets = [incarnation + 1 for incarnation in self._incarnations]
         self._driver = self._make_driver()
         ranks = range(len(self._addresses))
@@ -319,6 +347,7 @@ class Lifetime:
         if self._driver is not None:
             self._driver.shutdown()
         self._disown()
+        self._leave()
         await self._end([rank for rank in range(len(self._addresses)) if not self._is_gone(rank)], "stop", reason)
         owner = self._runtime.cells.get(self._spawned.owner)
         if owner is not None:
@@ -344,42 +373,3 @@ class Lifetime:
     def _is_gone(self, rank: int) -> bool:
         peer = self._runtime.peers.get(self._addresses[rank].uid)
         return peer is not None and peer.evidence is not None
-
-
-class _FirstLives:
-    """Waits for the first constructors, each for itself."""
-
-    awaited_by: Message | None = None
-
-    def __init__(self, lifetime: Lifetime, requests: Sequence[int]) -> None:
-        self._lifetime = lifetime
-        self._ranks = {request: rank for rank, request in enumerate(requests)}
-
-    def futures(self) -> Sequence[asyncio.Future[Any]]:
-        return ()
-
-    def settle(self, request: int, value: Any) -> None:
-        self._lifetime.first_life(self._ranks[request], None)
-
-    def fail(self, request: int, error: BaseException) -> None:
-        self._lifetime.first_life(self._ranks[request], error)
-
-
-def failure_from(name: str, class_name: str, ranks: Sequence[int], error: BaseException, endpoint: str) -> Failure:
-    """What to tell an owner of members that could not be constructed."""
-    type_name, text, story = format_error(error)
-    if isinstance(error, ActorError) and error.type_name:
-        type_name, text, story = error.type_name, error.text, error.remote_traceback
-    died = isinstance(error, ActorDied)
-    return Failure(
-        mesh=name,
-        class_name=class_name,
-        ranks=tuple(sorted(ranks)),
-        reason=text if died else f"{type_name.rpartition('.')[2]} in {endpoint}: {text}",
-        endpoint=endpoint,
-        exit_code=error.exit_code if isinstance(error, ActorDied) else None,
-        signal=error.signal if isinstance(error, ActorDied) else None,
-        error=type_name,
-        traceback=story,
-        meshes=(name,),
-    )

@@ -21,8 +21,9 @@ from monarch_async.errors import UsageError
 from monarch_async.future import Future, MeshFuture, as_future
 from monarch_async.ids import ProcAddress
 from monarch_async.lifetime import Lifetime
-from monarch_async.sending import MeshEndpoint, Target
+from monarch_async.sending import MeshEndpoint
 from monarch_async.shape import Extent, MeshOps, Shape
+from monarch_async.target import Target
 
 __all__ = ["ActorMesh", "as_endpoint"]
 

@@ -19,11 +19,12 @@ from monarch_async.endpoints import EndpointDefinition
 from monarch_async.errors import SpawnError, UsageError
 from monarch_async.future import Future, as_future
 from monarch_async.ids import ProcAddress, new_actor_key
-from monarch_async.lifetime import Lifetime, Spawned
+from monarch_async.lifetime import Lifetime
 from monarch_async.mesh import ActorMesh, latest, owner_of_new_meshes
 from monarch_async.procs_lifetime import ProcsLifetime
 from monarch_async.restart import Restart, check_restart
 from monarch_async.shape import Extent, MeshOps, Shape
+from monarch_async.spawned import Spawned
 from monarch_async.value_mesh import ValueMesh
 
 __all__ = ["ProcMesh", "this_proc"]
@@ -92,6 +93,8 @@ class ProcMesh(MeshOps):
         restart = None
         if isinstance(kwargs.get("restart"), Restart):
             restart = check_restart(kwargs.pop("restart"), self._mesh_shape.extent.nelements)
+            if restart.checkpoint_every is not None and not hasattr(cls, "__checkpoint__"):
+                raise UsageError(f"checkpoint_every is set, and {cls.__qualname__} has no __checkpoint__: define it, and __restore__")
         check_arguments(cast("Any", cls), args, kwargs)
         return cast("A", on_loop(runtime, lambda: self._spawn(runtime, name, cast("Any", cls), endpoints, args, kwargs, restart)))
 

@@ -23,11 +23,12 @@ from monarch_async._runtime.config import SpawnRequest
 from monarch_async._runtime.restarts import Driver
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, tell
-from monarch_async._runtime.supervisor import Fate
+from monarch_async._runtime.supervisor import Fate, Guest
 from monarch_async.errors import SpawnError
-from monarch_async.ids import ProcAddress
-from monarch_async.lifetime import UNOBSERVED, Lifetime, Parent, failure_from
+from monarch_async.ids import ProcAddress, slot
+from monarch_async.lifetime import UNOBSERVED, Lifetime
 from monarch_async.restart import Restart
+from monarch_async.spawned import failure_from
 
 __all__ = ["ProcsLifetime"]
 
@@ -57,13 +58,11 @@ class ProcsLifetime:
         self._lives = [0] * len(requests)
         self._ups: list[asyncio.Future[ProcAddress]] = [runtime.loop.create_future() for _ in requests]
         self._revivals: dict[int, asyncio.Task[None]] = {}  # for meshes of actors, where there is no policy here
-        self._wanted: dict[int, int] = {}  # how many wait for a process to come back
         self._driver: Driver | None = None
         if restart is not None:
             self._driver = Driver(runtime.loop, runtime.tasks, self, name, len(requests), restart)
-        self._kept = False
+        self._guests: set[Guest] = set()
         self.given_up = False
-        self.parent: Parent | None = None
         self.users: list[Lifetime] = []  # of the meshes of actors that were spawned on it before it was up
         self.starting: asyncio.Future[None] = runtime.loop.create_future()
         self._awaited = False
@@ -177,8 +176,8 @@ class ProcsLifetime:
         error = asyncio.CancelledError() if start.cancelled() else start.exception()
         if error is None:
             self.users.clear()
-            if self._kept:
-                self.keep()
+            if self._guests:
+                self._tell_kept()
             for rank, address in enumerate(self._addresses):
                 if not self._ups[rank].done():
                     self._ups[rank].set_result(address)
@@ -215,8 +214,6 @@ class ProcsLifetime:
             driver.exited(Life(rank, member.incarnation), Exit.NORMAL if evidence.code == 0 else Exit.ABNORMAL, failure)
             if driver.supervises:
                 return Fate.RETURNS if driver.comes_back(rank) else Fate.ENDED
-        if self.parent is not None:
-            return Fate.RETURNS if self.parent.child_failed(self, failure, normal=False) else Fate.ENDED
         return Fate.LOST
 
     def give_up(self, member: Identity, evidence: Evidence) -> None:
@@ -228,29 +225,33 @@ class ProcsLifetime:
 
     # What meshes of actors in it ask for.
 
-    def keep(self) -> None:
-        self._kept = True
+    def keep(self, guest: Guest) -> None:
+        self._guests.add(guest)
+        self._tell_kept()
+
+    def leave(self, guest: Guest) -> None:
+        self._guests.discard(guest)
+
+    def _tell_kept(self) -> None:
         if self._driver is None and self.is_up:
             for agent, ranks in self._by_agent(range(len(self._addresses))).items():
                 tell(self._runtime, agent, "keep_procs", [self._addresses[rank].uid for rank in ranks])
 
     async def up(self, address: ProcAddress) -> ProcAddress:
         rank = address.rank
-        if self._driver is None and self.parent is None and not self._ups[rank].done():
+        if self._driver is None and not self._ups[rank].done():
             revival = self._revivals.get(rank)
             if revival is None:
                 revival = self._revivals[rank] = self._runtime.loop.create_task(self._again(rank, self._lives[rank] + 1))
                 revival.add_done_callback(lambda _: self._revivals.pop(rank, None))
-            self._wanted[rank] = self._wanted.get(rank, 0) + 1
-            try:
-                await asyncio.shield(revival)
-            finally:
-                self._wanted[rank] -= 1
+            await asyncio.shield(revival)
         return await asyncio.shield(self._ups[rank])
 
     def abandon(self, address: ProcAddress, evidence: Evidence) -> None:
         rank = address.rank
-        if self._ups[rank].done() or self._wanted.get(rank) or (self._driver is not None and self._driver.supervises):
+        if self._ups[rank].done() or (self._driver is not None and self._driver.comes_back(rank)):
+            return
+        if any(guest.wants(address) for guest in self._guests):
             return
         text = evidence.text if self._driver is None else f"{evidence.text}, and is not started again"
         self._fail(rank, evidence._replace(text=text, next=""))
@@ -324,10 +325,10 @@ class ProcsLifetime:
             else:
                 runtime.ownership.disown_all(address.uid, self.owner)
         runtime.tasks.start(self._end(range(len(self._addresses))[::-1], returns=False), name=f"stopping {self._name}")
-        if self.parent is not None:
-            self.parent.child_failed(self, failure, normal=False)
-        else:
-            runtime.handle(self.owner, failure)
+        runtime.handle(self.owner, failure)
+
+    def removed(self, life: Life, failure: Failure) -> None:
+        """Whoever waits for it is told with the rest; see `give_up`."""
 
     def ended(self, cause: Cause) -> None:
         """Nothing to do."""
@@ -351,11 +352,13 @@ class ProcsLifetime:
         runtime = self._runtime
         if self._driver is not None:
             self._driver.shutdown()
+        for guest in self._guests:
+            guest.home_stopped()
         for revival in self._revivals.values():
             revival.cancel()
         for rank, address in enumerate(self._addresses):
             runtime.ownership.disown_all(address.uid, self.owner)
-            runtime.homes.pop(address.uid.partition(".")[0], None)
+            runtime.homes.pop(slot(address), None)
             if not self._ups[rank].done():
                 self._ups[rank].cancel()
         for agent, ranks in self._by_agent(range(len(self._addresses))).items():

@@ -35,17 +35,19 @@ LAYERS: dict[str, list[str]] = {
     "L0": words("errors ids points shape clock options restart instrument"),
     "L1": inside(
         "_core",
-        "events lines binding stories codec faults framing handshake session reader order intensity instructions supervision_states supervision",
+        """events lines binding stories codec faults framing handshake session reader order intensity instructions supervision_states
+        supervision""",
     ),
     "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment"),
     "L3": inside(
         "_runtime",
         """linux fdwire tasks config start loops context thread child forked zygote launcher outgoing link room lane peer tree local
-        origin debt waits suspects behavior resumed life cell absent output serving supervisor restarts connect branch runtime current
-        control service broker fanout agent bootstrap attach worker client proc""",
+        origin debt waits suspects behavior resumed life cell absent output serving supervisor restarts retrying connect branch runtime
+        current control service broker fanout agent bootstrap attach worker client proc""",
     ),
     "L4": words(
-        "supervise ambient value_mesh future sent port endpoints sending actor lifetime mesh procs_lifetime procs host workers info controllers lowlevel"
+        """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned lifetime mesh procs_lifetime
+        procs host supervisors workers info controllers lowlevel"""
     ),
     "L5": words("tensor parallel testing observe jobs"),
     "L6": words("console dashboard cli __main__"),

@@ -39,9 +39,6 @@ class Behavior(Protocol):
     def construct(self) -> Any:
         """Make the instance."""
 
-    async def save(self, instance: Any, thread: ActorThread | None) -> bytes:
-        """The instance's state, pickled, for a later life."""
-
     async def restore(self, instance: Any, saved: bytes, thread: ActorThread | None) -> None:
         """Give a new instance the state of a former life."""
 

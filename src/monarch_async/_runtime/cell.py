@@ -309,8 +309,10 @@ class Cell(Life):
 
     def stop_next(self, reason: str) -> None:
         """Stop once the handler that runs has ended, before anything else is handled."""
-        message = Message(self.runtime.local, STOP, 0, 0, reason.encode(), None, None)
-        self.mailbox.appendleft(message)
+        self.handle_next(STOP, reason.encode())
+
+    def handle_next(self, endpoint: str, body: bytes = b"") -> None:
+        self.mailbox.appendleft(Message(self.runtime.local, endpoint, 0, 0, body, None, None))
         if self._wake is not None:
             self._wake_up()
         elif self.task is None:

@@ -30,7 +30,9 @@ class State(enum.IntEnum):
 class Waiter(Protocol):
     """Who waits for the answer to a request. Called on the loop, at most once per request."""
 
-    awaited_by: Message | None  # the handler whose thread is blocked on it, if any
+    @property
+    def awaited_by(self) -> Message | None:
+        """The handler whose thread is blocked on it, if any."""
 
     def futures(self) -> Sequence[asyncio.Future[Any]]:
         """What has to be awaited to wait for the answer; nothing where other answers would do as well."""

@@ -26,7 +26,10 @@ from monarch_async._runtime.debt import Debt
 from monarch_async._runtime.thread import ActorThread
 from monarch_async.errors import ActorDied, CallTimeout
 
-__all__ = ["Life"]
+__all__ = ["SAVE", "Life"]
+
+SAVE = "checkpoint by time"
+"""What a behavior handles by taking a checkpoint."""
 
 
 class Life:
@@ -43,6 +46,8 @@ class Life:
         self.evidence: Evidence | None = None  # why it is gone, or this life of it is over, once it is
         self.returns = False  # it may live again
         self.saved: bytes | None = None  # what the life before has left for this one: a pickled checkpoint
+        self.save_every: float | None = None  # seconds between checkpoints
+        self._save_timer: asyncio.TimerHandle | None = None
         self.owner: Any = None  # whom a failure is told
         self.place: Any = None  # the mesh of processes it was spawned on, as its spawner described it
         self.owned: dict[object, Callable[[str], Awaitable[None]]] = {}  # how to stop what this actor has spawned; newest last
@@ -88,6 +93,7 @@ class Life:
                 told(error)
             return False
         self.state = CellState.READY
+        self._save_later()
         if told is not None:
             told(None)
         for message in self.probes:
@@ -95,6 +101,18 @@ class Life:
                 message.origin.answer(message, None)
         self.probes.clear()
         return True
+
+    def _save_later(self) -> None:
+        if self.save_every is not None and self.evidence is None:
+            self._save_timer = self.runtime.loop.call_later(self.save_every, self._save_now)
+
+    def _save_now(self) -> None:
+        self.handle_next(SAVE)
+        self._save_later()
+
+    def handle_next(self, endpoint: str, body: bytes = b"") -> None:
+        """Handle this once the handler that runs has ended, before anything else; see `Cell`."""
+        raise NotImplementedError
 
     def fail(self, error: BaseException, endpoint: str) -> None:
         """The actor can't go on: tell the callers that wait, clean up, tell the owner."""
@@ -190,6 +208,8 @@ class Life:
     async def _end(self, error: BaseException | None) -> None:
         runtime = self.runtime
         assert self.evidence is not None
+        if self._save_timer is not None:
+            self._save_timer.cancel()
         current_message.set(None)
         current_cell.set(self)
         if not self.returns:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from monarch_async._core.events import Failure
-from monarch_async._core.instructions import Cause, Escalate, Exit, Finished, Instruction, Life, Start, Stop
+from monarch_async._core.instructions import Cause, Escalate, Exit, Finished, Instruction, Life, Removed, Start, Stop
 from monarch_async._core.supervision import AutoShutdown, Supervision
 from monarch_async._core.supervision_states import ChildState, Phase
 from monarch_async._runtime.tasks import TaskSet
@@ -43,6 +43,9 @@ class Crew(Protocol):
 
     def escalated(self, failure: Failure) -> None:
         """The budget is used up, or a child is gone for good: nothing is started any more, and what is there is being stopped."""
+
+    def removed(self, life: Life, failure: Failure) -> None:
+        """This life has ended and is not followed by another."""
 
     def ended(self, cause: Cause) -> None:
         """All children have ended, and that is it."""
@@ -104,6 +107,8 @@ class Driver:
             elif isinstance(instruction, Escalate):
                 failure = self._failures[instruction.life.child]
                 self._crew.escalated(failure._replace(reason=f"{failure.reason}; not started again: {instruction.text}"))
+            elif isinstance(instruction, Removed):
+                self._crew.removed(instruction.life, self._failures[instruction.life.child])
             elif isinstance(instruction, Finished):
                 self._crew.ended(instruction.cause)
         self._stop_timer()

@@ -135,11 +135,12 @@ class Service:
         incarnation: int = 0,
         returns: bool = False,
         saved: bytes | None = None,
+        save_every: float | None = None,
     ) -> object:
         """Start an actor, or its next life; the answer comes when it is constructed.
 
         `place` is a pickled `Place`, shared by all that are spawned there. One that `returns` waits for another `spawn` when it ends;
-        `saved` is its last checkpoint.
+        `saved` is its last checkpoint, and another is taken each `save_every` seconds.
         """
         runtime = self.runtime
         if runtime.stopping is not None:
@@ -160,7 +161,7 @@ class Service:
         cell = Cell(runtime, key, Identity(mesh, class_name, message.rank, incarnation), given, limit)
         cell.place = _read_place(place)
         cell.owner = (cell.place.spawner, owner)
-        cell.returns, cell.saved = returns, saved
+        cell.returns, cell.saved, cell.save_every = returns, saved, save_every
         cell.on_constructed = told
         runtime.add_cell(cell)
         return LATER
@@ -278,8 +279,9 @@ class Service:
             lost = {key: member for key, member in members.items() if fates[member] is Fate.LOST}
             if lost:
                 self.handle(owner, _lost(list(lost.values()), peer))
-            for key in lost if wanted else ():  # what is sent to it there shall not wait for it
-                tell(self.runtime, peer.latest().address, "stop", key, peer.evidence.text)
+            for key, member in members.items() if wanted else ():
+                if key and fates[member] is not Fate.RETURNS:  # what is sent to it there shall not wait for it
+                    tell(self.runtime, peer.latest().address, "stop", key, peer.evidence.text)
 
     def handle(self, owner: int, failure: Failure) -> None:
         """Tell actor `owner` of this process, or the program itself, of a failure in what it owns."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from monarch_async._core.events import Evidence, Failure, Identity
 from monarch_async.ids import ProcAddress
 
-__all__ = ["Fate", "Home", "Member", "Ownership", "Ward"]
+__all__ = ["Fate", "Guest", "Home", "Member", "Ownership", "Ward"]
 
 
 class Fate(enum.Enum):
@@ -39,14 +39,27 @@ class Ward(Protocol):
         """Keep a member's checkpoint. Raises `UsageError` for one that can't be kept."""
 
 
+class Guest(Protocol):
+    """A mesh of actors with a policy, as the mesh of processes that it is in sees it."""
+
+    def wants(self, address: ProcAddress) -> bool:
+        """Whether a member of it waits for this process to come back."""
+
+    def home_stopped(self) -> None:
+        """The processes are stopped on purpose, so nothing comes back."""
+
+
 class Home(Protocol):
     """A mesh of processes, as meshes of actors in it see it."""
 
     owner: int
     given_up: bool  # its policy has: nothing there is started any more
 
-    def keep(self) -> None:
+    def keep(self, guest: Guest) -> None:
         """A mesh of actors in it has a policy: its processes may be started again for that."""
+
+    def leave(self, guest: Guest) -> None:
+        """It has ended, and wants nothing more."""
 
     async def up(self, address: ProcAddress) -> ProcAddress:
         """The process that this one is, or that takes its place, once it answers; started again if it has ended. Raises if it won't."""

@@ -177,7 +177,10 @@ class Life:
         elif message.state is State.RUNNING:
             message.state = State.STOPPING
             task = message.task or self.task
-            if task is not None and self.handlers[message.endpoint].kind != SYNC:
+            if self.handlers[message.endpoint].kind == SYNC:
+                if message.blocked_on is not None:
+                    message.blocked_on.cancel()
+            elif task is not None:
                 task.cancel()
 
     def expire(self, message: Message) -> None:

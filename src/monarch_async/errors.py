@@ -103,7 +103,7 @@ class ActorError(MonarchError):
         if not self.type_name:
             return super().__str__()
         where = f" in {self.actor}" if self.actor else ""
-        lines = [f"{self.type_name}: {self.text}{where}"]
+        lines = [f"{self.type_name.removeprefix('builtins.')}: {self.text}{where}"]
         if self.errors:
             lines += fold_errors(self.errors) if len(self.errors) > 1 else []
         if self.remote_traceback:
@@ -210,7 +210,7 @@ def fold_errors(errors: Mapping[object, BaseException]) -> list[str]:
     """One line per distinct cause, with the points it happened at."""
     causes: dict[str, list[object]] = {}
     for point, error in errors.items():
-        name = getattr(error, "type_name", "") or type(error).__name__
+        name = getattr(error, "type_name", "").removeprefix("builtins.") or type(error).__name__
         text = getattr(error, "text", "") or (str(error.args[0]) if error.args else "")
         causes.setdefault(f"{name}: {text}", []).append(point)
     lines = []

@@ -75,6 +75,8 @@ class HostMesh(MeshOps):
         for arguments that can't be.
         """
         runtime = self._runtime
+        if per_host is not None and not isinstance(per_host, Mapping):
+            raise TypeError(f"per_host maps the names of dimensions to their sizes, such as {{'gpus': 8}}, and is not {per_host!r}")
         inner = Extent.of(**dict(per_host or {}))
         extent = self.extent.concat(inner)
         if isinstance(preload, str):

@@ -45,7 +45,9 @@ class Extent(Mapping[str, int]):
 
     def __init__(self, labels: Iterable[str] = (), sizes: Iterable[int] = ()) -> None:
         self._labels = tuple(labels)
-        self._sizes = tuple(_checked_size(size) for size in sizes)
+        sizes = tuple(sizes)
+        names = [repr(label) for label in self._labels] if len(self._labels) == len(sizes) else ["a dimension"] * len(sizes)
+        self._sizes = tuple(_checked_size(name, size) for name, size in zip(names, sizes, strict=True))
         if len(self._labels) != len(self._sizes):
             raise ValueError(f"an extent needs one size per name, got names {self._labels} and sizes {self._sizes}")
         seen: set[str] = set()
@@ -196,8 +198,8 @@ def _position(label: object, labels: tuple[str, ...]) -> int:
     return labels.index(label)
 
 
-def _checked_size(size: int) -> int:
+def _checked_size(name: str, size: int) -> int:
     size = index(size)
     if size < 1:
-        raise ValueError(f"a dimension's size must be at least 1, got {size}")
+        raise ValueError(f"the size of {name} must be at least 1, not {size}")
     return size

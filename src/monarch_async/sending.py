@@ -75,6 +75,14 @@ class MeshEndpoint(Endpoint[..., Any]):
         adverbs = ".call(), .call_one(), .choose(), .stream() or .broadcast()"
         raise TypeError(f"{self._target.name}.{self._name} is an endpoint of a mesh: use {adverbs}")
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        text = (
+            f"an endpoint has call, call_one, choose, stream, broadcast and options(timeout=, retry=, return_exceptions=), and no {name!r}"
+        )
+        raise AttributeError(text)
+
     def options(self, *, timeout: float | None = None, retry: int = 0, return_exceptions: bool = False) -> MeshEndpoint:
         check_timeout(timeout)
         if retry < 0:

@@ -198,3 +198,19 @@ async def test_a_controller_is_the_same_for_all(pair: ProcMesh) -> None:
         await get_or_spawn_controller("one", Other)
     with pytest.raises(TypeError, match="positional"):
         get_or_spawn_controller("two", Member, 1, 2)  # type: ignore[call-arg]
+
+
+async def test_sizes_that_are_no_mapping_are_refused() -> None:
+    """A bare number names no dimension."""
+    with pytest.raises(TypeError, match="per_host maps the names of dimensions to their sizes"):
+        this_host().spawn_procs(4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the size of 'gpus' must be at least 1, not 0"):
+        this_host().spawn_procs({"gpus": 0})
+
+
+async def test_an_adverb_that_does_not_exist_is_named() -> None:
+    """With those that do."""
+    local = this_proc().spawn("local", Member, 0)
+    with pytest.raises(AttributeError, match=r"an endpoint has call, call_one, .* and no 'call_all'"):
+        local.rank.call_all()  # type: ignore[attr-defined]
+    await local

@@ -116,7 +116,7 @@ def test_a_constructor_that_nobody_awaited_is_reported_when_the_program_ends_fir
         """,
     )
     assert (0, ["counter[0] died: ValueError in __init__: bad (its handler had not started)"]) == (done.returncode, lines(done))
-    assert "the program ended before anybody awaited counter, whose constructor failed: builtins.ValueError: bad" in done.stderr
+    assert "the program ended before anybody awaited counter, whose constructor failed: ValueError: bad" in done.stderr
 
 
 @pytest.mark.parametrize(

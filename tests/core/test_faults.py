@@ -113,7 +113,7 @@ def test_caught_by_both_types() -> None:
     assert isinstance(error, KeyError)
     assert isinstance(error, ActorError)
     assert ("builtins.KeyError", "'x'", "worker[1]") == (error.type_name, error.text, error.actor)
-    assert str(error).startswith("builtins.KeyError: 'x'")
+    assert str(error).startswith("KeyError: 'x'")
     assert "in raised" in str(error)
     assert ("x",) == error.args
     assert "KeyError" == type(error).__name__

@@ -197,8 +197,8 @@ def test_concat() -> None:
 @pytest.mark.parametrize(
     ("labels", "sizes", "error", "message"),
     [
-        (["gpus"], [0], ValueError, "at least 1, got 0"),
-        (["gpus"], [-1], ValueError, "at least 1, got -1"),
+        (["gpus"], [0], ValueError, "at least 1, not 0"),
+        (["gpus"], [-1], ValueError, "at least 1, not -1"),
         (["gpus"], [2.0], TypeError, "float"),
         (["gpus", "gpus"], [1, 2], ValueError, "'gpus' occurs twice"),
         (["my gpus"], [1], ValueError, "keyword argument, got 'my gpus'"),

@@ -108,7 +108,10 @@ class Endpoint(Generic[P, R_co]):
         raise NotImplementedError
 
     def options(self, *, timeout: float | None = None, retry: int = 0, return_exceptions: bool = False) -> Endpoint[P, R_co]:
-        """A variant: a deadline in seconds; errors as values of `call`; `retry`, which has no effect yet, as nothing is restarted yet."""
+        """A variant: a deadline in seconds; errors as values of `call`; calls that are sent again to the next life of an actor that died.
+
+        `retry` says how often, and that it does no harm to run the endpoint again.
+        """
         raise NotImplementedError
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:

@@ -138,6 +138,8 @@ class Service:
                 message.origin.refuse(message, error)
 
         cell.on_constructed = told
+        for heard in runtime.on_spawn:
+            heard(cell)
         runtime.add_cell(cell)
         return LATER
 

@@ -127,7 +127,9 @@ class HostMesh(MeshOps):
         for address in addresses:
             runtime.ownership.own(address.uid, owner[1], 0, Identity(name, "", address.rank))
         starting = {address.uid for address in addresses}
-        start = _start(runtime, agents, addresses, requests, bootstrap, starting)
+        # Sent now, so that it comes before all that the caller sends to these processes without waiting for them.
+        answers = [ask(runtime, address, "bootstrap", bootstrap) for address in addresses] if bootstrap is not None else []
+        start = _start(runtime, agents, addresses, requests, answers, starting)
         lifetime.starting = runtime.loop.create_future()
         lifetime.starting.add_done_callback(lambda done: _started(runtime, lifetime, owner[1], addresses[0], done))
         runtime.tasks.start(_settle(runtime, start, addresses, starting, lifetime.starting), name=f"starting {name}")
@@ -192,25 +194,22 @@ async def _start(
     agents: Sequence[ProcAddress],
     addresses: Sequence[ProcAddress],
     requests: Sequence[SpawnRequest],
-    bootstrap: Callable[[], Any] | None,
+    answers: list[asyncio.Future[Any]],
     starting: set[str],
 ) -> None:
-    """Have every host start its processes, run the bootstrap in each, and wait until all answer. Whatever goes wrong, none is left then."""
+    """Have every host start its processes, and wait until all answer (that they have bootstrapped). Whatever goes wrong, none is left then."""
     client = client_of(runtime)
     by_agent: dict[ProcAddress, list[SpawnRequest]] = {}
     for agent, request in zip(agents, requests, strict=True):
         by_agent.setdefault(agent, []).append(request)
     limit = runtime.options.start_timeout
-    answers: list[asyncio.Future[Any]] = []
     try:
         if client is not None:
             await client.ready()
             await client.attached(by_agent)
         async with asyncio.timeout(limit):
             started = [ask(runtime, agent, "spawn_procs", theirs) for agent, theirs in by_agent.items()]
-            if bootstrap is not None:
-                answers = [ask(runtime, address, "bootstrap", bootstrap) for address in addresses]
-            else:
+            if not answers:
                 answers = [ask(runtime, address, "ping") for address in addresses]
             for address, answer in zip(addresses, answers, strict=True):
                 answer.add_done_callback(functools.partial(_is_up, starting, address.uid))

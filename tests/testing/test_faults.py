@@ -177,7 +177,7 @@ async def test_a_child_is_left_behind_and_swept(monarch_procs: MonarchProcs, fau
     child = int(left.note.removeprefix("pid "))
     assert child == os.getsid(child) != os.getsid(0)
     await procs.stop()
-    assert not Path(f"/proc/{child}").exists()
+    await until(lambda: not Path(f"/proc/{child}").exists())
 
 
 async def test_memory_is_exhausted(monarch_procs: MonarchProcs, faults: Faults) -> None:

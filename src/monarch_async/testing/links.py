@@ -92,6 +92,10 @@ class Way:
         self.cuts = 0
         self.hits.clear()
 
+    def add(self, kind: str, frames: int, bit: int, index: int) -> None:
+        """The next frames are hit: ``"drop"``, ``"duplicate"`` or ``"corrupt"``."""
+        self.hits.append(_Hit(kind, frames, bit, index))
+
     def hit(self) -> _Hit | None:
         """What happens to this frame, if something does."""
         if not self.hits:
@@ -325,7 +329,7 @@ class Links:
                 case "cut":
                     way.cuts += 1
                 case kind:
-                    way.hits.append(_Hit(kind, fault.value("frames"), dict(fault.values).get("bit", 0), index))  # type: ignore[arg-type]
+                    way.add(kind, fault.value("frames"), fault.value("bit") if kind == "corrupt" else 0, index)
         if fault.kind == "reset":
             self._break(uid)
         elif fault.kind == "cut":

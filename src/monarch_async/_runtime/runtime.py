@@ -19,7 +19,9 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from monarch_async._channel.base import Middle
 from monarch_async._channel.pool import BufferPool
+from monarch_async._channel.stream import Stream
 from monarch_async._channel.torch_hook import install as install_tensor_reducers
 from monarch_async._core.codec import loads
 from monarch_async._core.events import Evidence, Failure, Identity
@@ -92,6 +94,8 @@ class Runtime:
         self.on_failure: Callable[[Cell, BaseException, str], None] = lambda cell, error, endpoint: None
         self.on_left: Callable[[Cell, str], None] = lambda cell, reason: None
         self.others_wait: Callable[[Origin, Sequence[Step]], Coroutine[Any, Any, bool]]  # see `Observer`; set by the service
+        self.on_spawn: list[Callable[[Cell], None]] = []  # told of each actor before it begins to live; may change its handlers
+        self.wrap_connection: Callable[[Link, Stream, bool], Middle] | None = None  # puts something on the way of new ones; True: sealed
         self.on_peer_gone: list[Callable[[Peer], None]] = []
         self.on_link_ended: list[Callable[[Peer, Evidence], None]] = []
         self.on_session_over: list[Callable[[Peer, Link], None]] = []  # the same, for those who keep the links' books; called before

@@ -1,0 +1,150 @@
+"""The plugin for pytest: what comes with the package, in projects that use it and in those that don't."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The folder of a project in whose environment the package is installed: its entry points are those of pyproject.toml."""
+    info = tmp_path / "site" / f"monarch_async-{PROJECT['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: monarch-async\nVersion: {PROJECT['version']}\n")
+    (info / "RECORD").write_text("monarch_async/__init__.py,,\nmonarch_async/testing/plugin.py,,\n")
+    lines = [f"{name} = {where}" for name, where in PROJECT["entry-points"]["pytest11"].items()]
+    (info / "entry_points.txt").write_text("\n".join(["[pytest11]", *lines, ""]))
+    project = tmp_path / "project"
+    project.mkdir()
+    return project
+
+
+def run(project: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a test file with pytest in that project."""
+    (project / "test_it.py").write_text(source)
+    path = os.pathsep.join([str(project.parent / "site"), str(ROOT / "src")])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *arguments, "test_it.py"]
+    return subprocess.run(command, cwd=project, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=100)
+
+
+def test_a_project_that_uses_nothing_pays_nothing(installed: Path) -> None:
+    """The plugin is there, and neither torch nor the runtime has been imported when tests run; nothing is printed."""
+    done = run(
+        installed,
+        """
+import sys
+
+def test_modules(request):
+    assert request.config.pluginmanager.has_plugin("monarch_async")
+    loaded = {name for name in sys.modules if name.partition(".")[0] in ("monarch_async", "torch", "uvloop", "msgpack", "cloudpickle")}
+    assert {"monarch_async", "monarch_async.testing", "monarch_async.testing.plugin"} == loaded
+""",
+    )
+    assert 0 == done.returncode, done.stdout
+    assert "1 passed" in done.stdout
+    assert "monarch" not in done.stdout + done.stderr
+
+
+ACTOR = """
+import asyncio, os
+import pytest
+from monarch_async import Actor, endpoint
+
+class Worker(Actor):
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+"""
+
+EVERY_WAY = (
+    ACTOR
+    + """
+PIDS = []
+
+@pytest.mark.asyncio
+async def test_async(monarch_leaks, monarch_procs):
+    procs = await monarch_procs(2, name="pair")
+    assert {"procs": 2} == dict(procs.extent)
+    PIDS.extend((await procs.spawn("workers", Worker).pid.call()).values())
+
+def test_sync(monarch_procs):
+    procs = monarch_procs({"hosts": 1, "gpus": 1}).initialized.get()
+    PIDS.extend(procs.spawn("workers", Worker).pid.call().get().values())
+
+def test_a_loop_of_its_own(monarch_leaks, monarch_procs, faults):
+    async def main():
+        PIDS.append(await monarch_procs().spawn("worker", Worker).pid.call_one())
+    faults.at(step=1, mesh="worker", rank=0).block(0.01)
+    asyncio.run(main())
+    assert 1 == len(faults.log)
+
+def test_all_are_gone():
+    assert 4 == len(PIDS)
+    assert [] == [pid for pid in PIDS if os.path.exists(f"/proc/{pid}")]
+"""
+)
+
+
+def test_processes_for_every_kind_of_test(installed: Path) -> None:
+    """Asynchronous tests, synchronous ones and those that run a loop of their own get processes, which are stopped afterwards."""
+    done = run(installed, EVERY_WAY)
+    assert 0 == done.returncode, done.stdout
+    assert "4 passed" in done.stdout
+
+
+def test_a_failing_test_reports_its_faults(installed: Path) -> None:
+    """The line that replays the plan, with the seed from the command line, and what had happened by then."""
+    source = (
+        ACTOR
+        + """
+@pytest.mark.asyncio
+async def test_it(monarch_procs, faults):
+    worker = (await monarch_procs()).spawn("worker", Worker)
+    faults.at(step=1, mesh="worker", rank=0).fail(ValueError("injected here"))
+    await worker.pid.call_one()
+
+def test_fine(faults):
+    faults.at(step=1, mesh="quiet", rank=0).kill()
+"""
+    )
+    done = run(installed, source, "--faults-seed=77")
+    assert "1 failed, 1 passed" in done.stdout
+    assert 'Faults.replay(\'seed=77; fail worker[0] step=1 type="builtins:ValueError" text="injected here"\')' in done.stdout
+    assert 's  fail worker[0] step=1 type="builtins:ValueError"' in done.stdout
+    assert "quiet" not in done.stdout
+
+
+def test_what_is_left_behind_fails_the_test(installed: Path) -> None:
+    """A process, a descriptor and a thread; a test that leaves nothing passes."""
+    done = run(
+        installed,
+        """
+import os, subprocess, threading
+
+def test_process(monarch_leaks):
+    globals()["child"] = subprocess.Popen(["sleep", "5"])
+
+def test_descriptor(monarch_leaks):
+    os.open("/dev/null", os.O_RDONLY)
+
+def test_thread(monarch_leaks):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+def test_nothing(monarch_leaks):
+    child.kill()
+    child.wait()
+""",
+    )
+    assert "4 passed, 3 errors" in done.stdout, done.stdout
+    for left in ("process", "fd", "thread"):
+        assert f"E             {left} " in done.stdout or f"  {left} " in done.stdout

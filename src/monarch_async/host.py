@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from monarch_async._core.events import Failure, Identity
 from monarch_async._core.stories import format_error
@@ -59,6 +59,7 @@ class HostMesh(MeshOps):
         proc_bind: Binding | None = None,
         preload: Sequence[str] = (),
         cwd: str | None = None,
+        stuck: Literal["report", "kill"] = "report",
     ) -> ProcMesh:
         """Start processes on every host; returns their mesh at once, with the dimensions of the hosts and then those of `per_host`.
 
@@ -70,6 +71,8 @@ class HostMesh(MeshOps):
             proc_bind: the CPUs of each process, in order on each host; or a function from its `Point`.
             preload: modules to import once, and share, before processes are forked: ``("torch",)``.
             cwd: the directory to run in.
+            stuck: what to do with a process whose event loop is blocked: ``"report"`` it in `ProcMesh.health`, or ``"kill"`` it too once
+                that has lasted for the option `stuck_kill_after`.
 
         Errors of the start are raised when the mesh is awaited, and then no process is left: `SpawnError` for one that can't be started
         or does not answer within the option `start_timeout`, the error of a bootstrap that raised. Raises `TypeError` and `UsageError`
@@ -82,7 +85,10 @@ class HostMesh(MeshOps):
             raise TypeError(f"preload is a sequence of module names: ({preload!r},)")
         if bootstrap is not None and not callable(bootstrap):
             raise TypeError(f"bootstrap is a function to call in each process, not {bootstrap!r}")
-        return on_loop(runtime, lambda: self._spawn(runtime, inner, extent, bootstrap, name, env, proc_bind, tuple(preload), cwd))
+        if stuck not in ("report", "kill"):
+            raise UsageError(f'stuck must be "report" or "kill", not {stuck!r}')
+        kill = stuck == "kill"
+        return on_loop(runtime, lambda: self._spawn(runtime, inner, extent, bootstrap, name, env, proc_bind, tuple(preload), cwd, kill))
 
     def _spawn(
         self,
@@ -95,6 +101,7 @@ class HostMesh(MeshOps):
         proc_bind: Binding | None,
         preload: tuple[str, ...],
         cwd: str | None,
+        kill_stuck: bool,
     ) -> ProcMesh:
         owner = owner_of_new_meshes(runtime)
         name = name or f"procs{next(runtime.names)}"
@@ -120,6 +127,7 @@ class HostMesh(MeshOps):
                     tuple(path for path in sys.path if path),
                     preload,
                     _cpus(proc_bind, point, rank % inner.nelements),
+                    kill_stuck,
                 )
             )
         mesh = ProcMesh(runtime, name, addresses, agents, Shape(extent))

@@ -24,6 +24,7 @@ from monarch_async._runtime.connect import join_network
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.control import NETWORK, STOP, ControlWriter
 from monarch_async._runtime.fanout import FanOut
+from monarch_async._runtime.health import HealthWatch
 from monarch_async._runtime.launcher import Launcher
 from monarch_async._runtime.output import OutputReader
 from monarch_async._runtime.peer import Peer
@@ -63,6 +64,7 @@ class Agent:
         self._texts: dict[str, Callable[[], str]] = {}  # output of processes, also of the last that are gone
         self._gone_texts: deque[str] = deque()  # which of them are gone, the oldest first
         self._network: Network | None = None
+        self.health = HealthWatch()
         self.ending = asyncio.Event()  # the client wants this agent to end
         self.runtime: Runtime
         self.broker: Broker
@@ -71,7 +73,7 @@ class Agent:
     def table(self) -> Mapping[str, Callable[..., Any]]:
         """The functions for the runtime's service."""
         names = ("spawn_procs", "stop_procs", "kill_procs", "output_text", "listen", "end_job")
-        return {name: getattr(self, name) for name in names}
+        return {**{name: getattr(self, name) for name in names}, "health": self.health.tell}
 
     def bind(self, runtime: Runtime, network: Network | None) -> None:
         self.runtime = runtime
@@ -79,6 +81,7 @@ class Agent:
             self._network = network
             join_network(runtime, network)
         self.broker = Broker(runtime)
+        self.health.bind(runtime)
         FanOut(runtime, self._address)
         self._launcher.attach(runtime.loop)
         runtime.on_link_ended.append(self._link_ended)
@@ -104,11 +107,12 @@ class Agent:
         runtime = self.runtime
         me = me._replace(unix=runtime.me.unix, tcp=runtime.me.tcp)
         network = self._network
+        slot = self.health.expect(request)
         try:
             spec = ProcSpec(
                 name=f"{me.name}-{me.rank}",
                 entry=ENTRY,
-                payload=ProcConfig(me, runtime.me, runtime.client, runtime.key, network, runtime.options).pack(),
+                payload=ProcConfig(me, runtime.me, runtime.client, runtime.key, network, runtime.options, slot).pack(),
                 env=request.env,
                 cwd=request.cwd,
                 sys_path=request.sys_path,
@@ -117,8 +121,11 @@ class Agent:
             )
             child = await self._launcher.spawn(spec)
         except Exception as error:  # whatever it is, who waits for this process must hear of it
-            self.broker.gone(me.uid, Evidence(f"was never started: {error}"))
+            never = Evidence(f"was never started: {error}")
+            self.broker.gone(me.uid, never)
+            self.health.ended(me.uid, never)
             raise
+        self.health.watch(me.uid, child)
         proc = _Proc(request, child, runtime.loop)
         if self._network is not network:  # it came meanwhile
             self._tell_network(proc)
@@ -134,6 +141,7 @@ class Agent:
     async def stop_procs(self, message: Message | None, uids: list[str], timeout: float) -> None:
         """Ask processes to stop, kill those that have not after `timeout` seconds; the answer comes when all are gone."""
         procs = [self._procs[uid] for uid in uids if uid in self._procs]
+        self.health.expect_end(uids)
         for proc in procs:
             proc.control.send(STOP)
         if procs:
@@ -144,6 +152,7 @@ class Agent:
     async def kill_procs(self, message: Message | None, uids: list[str]) -> None:
         """SIGKILL; the answer comes when all are gone."""
         procs = [self._procs[uid] for uid in uids if uid in self._procs]
+        self.health.expect_end(uids)
         for proc in procs:
             proc.child.kill()
         if procs:
@@ -194,7 +203,7 @@ class Agent:
     async def _exited(self, proc: _Proc) -> None:
         how = proc.child.exited.result()
         me = proc.request.me
-        evidence = Evidence(how.describe(), how.code, how.signal)
+        evidence = self.health.ended(me.uid, Evidence(how.describe(), how.code, how.signal))
         # Its last words come before the news of its end.
         proc.output.resume()
         try:

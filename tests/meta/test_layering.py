@@ -40,7 +40,7 @@ LAYERS: dict[str, list[str]] = {
     "L3": inside(
         "_runtime",
         """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane
-        peer tree local origin debt waits suspects behavior resumed life cell absent output serving supervisor connect
+        peer tree local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor connect
         branch runtime current control service broker fanout health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(

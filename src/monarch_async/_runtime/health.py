@@ -21,7 +21,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import msgpack
 
@@ -29,7 +28,8 @@ from monarch_async._core.events import Evidence
 from monarch_async._runtime.child import Child
 from monarch_async._runtime.config import SpawnRequest
 from monarch_async._runtime.context import Message
-from monarch_async._runtime.pulse import HANDLERS, NO_SLOT, NOW, STACK, Page, Pulse, Slot, inherited_page
+from monarch_async._runtime.pulse import NO_SLOT, NOW, STACK, Page, Pulse, Slot, inherited_page
+from monarch_async._runtime.roster import read_roster
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import tell
 from monarch_async._runtime.stacks import dump_from_outside, find_endpoint, last_place, read_dump, render, state_of
@@ -288,7 +288,7 @@ class HealthWatch:
         frames = read_dump(await dump_from_outside(watched.child.pid, pulse), pulse.main)
         if frames:
             incident.stack = render(frames)
-            incident.actor, incident.endpoint = find_endpoint(frames, _handlers(watched.slot))
+            incident.actor, incident.endpoint = find_endpoint(frames, read_roster(watched.slot))
 
 
 def _inside(health: Health) -> str:
@@ -301,9 +301,3 @@ def _texts(slot: Slot | None) -> tuple[str, str, str]:
         return "", "", ""
     actor, endpoint, task = msgpack.unpackb(packed)
     return actor, endpoint, task
-
-
-def _handlers(slot: Slot) -> dict[str, list[Any]]:
-    packed = slot.read_text(HANDLERS)
-    table: dict[str, list[Any]] = msgpack.unpackb(packed) if packed else {}
-    return table

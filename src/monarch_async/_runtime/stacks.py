@@ -23,17 +23,29 @@ import fcntl
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from monarch_async._runtime.pulse import Pulse
 
-__all__ = ["Frames", "dump_from_outside", "find_endpoint", "frames_of", "last_place", "offer_dumps", "read_dump", "render", "state_of"]
+__all__ = [
+    "Code",
+    "Frames",
+    "dump_from_outside",
+    "find_endpoint",
+    "frames_of",
+    "last_place",
+    "offer_dumps",
+    "read_dump",
+    "render",
+    "state_of",
+]
 
-Frames = list[tuple[str, int, str]]
-"""File, line and function of each call."""
+Code = tuple[str, int, str]
+"""File, line and function: of a call, or where the function begins."""
+Frames = list[Code]
+"""The calls of a thread."""
 
 SIGNAL = signal.SIGRTMAX - 7
 """One that nobody else is known to use."""
@@ -103,19 +115,20 @@ def read_dump(text: str, main: int) -> Frames:
     return next((frames for frames in threads.values() if frames and not _is_plumbing(frames[0][0])), own)
 
 
-def find_endpoint(frames: Frames, handlers: Mapping[str, Sequence[Any]]) -> tuple[str, str]:
-    """Actor and endpoint whose handler a stack is in, by a table of file → (function, first line, actor, endpoint).
+def find_endpoint(frames: Frames, roster: Sequence[tuple[str, str, Code]]) -> tuple[str, str]:
+    """Actor and endpoint whose handler a stack is in, by a list of actors, endpoints and the code of these.
 
-    Where the table does not have it, the outermost of the user's calls is most likely the handler.
+    Where several actors of one class fit, which of them it is stays open; where none does, the outermost of the user's calls is most likely
+    the handler.
     """
     for file, line, function in reversed(frames):
-        fitting = [entry for entry in handlers.get(file, ()) if entry[0] == function and entry[1] <= line]
+        fitting = [entry for entry in roster if entry[2][::2] == (file, function) and entry[2][1] <= line]
         if fitting:
-            _, first, actor, endpoint = max(fitting, key=lambda entry: entry[1])
-            alone = sum(entry[1] == first for entry in fitting) == 1  # else any of several actors of one class
-            return (actor if alone else ""), endpoint
-    outermost = next((function for file, _, function in reversed(frames) if not _is_plumbing(file)), "")
-    return "", outermost
+            first = max(code[1] for _, _, code in fitting)
+            actors = [actor for actor, _, code in fitting if code[1] == first]
+            endpoint = next(endpoint for _, endpoint, code in fitting if code[1] == first)
+            return (actors[0] if len(actors) == 1 else ""), endpoint
+    return "", next((function for file, _, function in reversed(frames) if not _is_plumbing(file)), "")
 
 
 def state_of(pid: int) -> str:

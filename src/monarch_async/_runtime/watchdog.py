@@ -15,19 +15,21 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import selectors
 import sys
 import threading
 import time
-from types import CodeType, FrameType
-from typing import Any
+from collections.abc import Callable
+from types import FrameType
 
 import msgpack
 
 from monarch_async._runtime.behavior import CellState
 from monarch_async._runtime.cell import Cell
-from monarch_async._runtime.context import Handler, Message
-from monarch_async._runtime.pulse import HANDLERS, NOW, STACK, Pulse, Slot, room
+from monarch_async._runtime.context import Message
+from monarch_async._runtime.pulse import NOW, STACK, Pulse, Slot
+from monarch_async._runtime.roster import Roster
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.stacks import frames_of, offer_dumps, render
 
@@ -59,7 +61,8 @@ class Watchdog:
         self._began: dict[Message, float] = {}  # the handlers that run, and when each was first seen
         self._stacked = 0.0  # when the stack was written
         self._now: tuple[str, str, str] = "", "", ""  # what the slot says
-        self._known: tuple[int, int] = 0, 0  # by which the set of actors is recognized
+        self._roster = Roster(slot, runtime.cells)
+        runtime.on_cell_added.append(self._roster.add)
 
     def start(self) -> None:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -84,7 +87,8 @@ class Watchdog:
             self._ask(now if idle else self._last + PACE / 2)  # it came to where it is now after the last look, however late this one is
         self._last = now
         self._see_handlers(now)
-        self._list_handlers()
+        if self._roster.is_outdated():
+            self._post(self._roster.renew)
         held = self._held
         if held and now - held >= PACE:
             self._set_busy(True, now)
@@ -103,10 +107,11 @@ class Watchdog:
 
     def _ask(self, since: float) -> None:
         self._held = since
-        try:
-            self._runtime.loop.call_soon_threadsafe(self._answer)
-        except RuntimeError:  # the loop was closed meanwhile
-            self._held = 0.0
+        self._post(self._answer)
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            self._runtime.loop.call_soon_threadsafe(callback)
 
     def _answer(self) -> None:
         self._held = 0.0
@@ -146,40 +151,6 @@ class Watchdog:
         self._stacked = now
         self._slot.write_text(STACK, render(frames_of(frame)).encode(errors="replace"))
 
-    def _list_handlers(self) -> None:
-        """Which functions are endpoints of which actors, for when this thread can't be asked any more. The newest, as far as they fit."""
-        cells = self._runtime.cells
-        keys = list(cells)
-        known = len(keys), keys[-1] if keys else 0
-        if known == self._known:
-            return
-        self._known = known
-        table: dict[str, list[tuple[str, int, str, str]]] = {}
-        packed = b""
-        for key in reversed(keys):
-            cell = cells.get(key)
-            if cell is None:
-                continue
-            for name, handler in cell.handlers.items():
-                code = _code_of(handler)
-                if code is not None:
-                    entry = code.co_name, code.co_firstlineno, str(cell.identity), name
-                    table.setdefault(code.co_filename, []).append(entry)
-            more: bytes = msgpack.packb(table)
-            if len(more) > room(HANDLERS):
-                break
-            packed = more
-        self._slot.write_text(HANDLERS, packed)
-
 
 def _outside_messages(cell: Cell | None) -> str:
     return "__init__" if cell is not None and cell.state is CellState.STARTING else ""
-
-
-def _code_of(handler: Handler) -> CodeType | None:
-    """The code that the user has written, below decorators that say so."""
-    function: Any = handler.function
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    code = getattr(function, "__code__", None)
-    return code if isinstance(code, CodeType) else None

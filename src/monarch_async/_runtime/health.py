@@ -5,7 +5,7 @@ Theory: a process's watchdog writes to its slot (see `pulse`), the zygotes tell 
 
 * the watchdog is fresh, the loop has not called back for the option `stuck_after`: Python code blocks the loop, and the watchdog has
   written down the stack;
-* the watchdog is silent for as long, though the process is not halted: C code holds the interpreter's lock. The stack is taken from
+* the watchdog is silent for as long, asleep though nothing halts the process: C code holds the interpreter's lock. The stack is taken from
   outside.
 
 Rules:
@@ -246,6 +246,8 @@ class HealthWatch:
                 watched.freeze(True, pulse.beat)
                 return
             if state in "ZXt":  # it has ended, as has one without state, and its zygote will tell; or a debugger holds it
+                return
+            if state_of(child.pid, pulse.watchdog) == "R":  # it waits for a CPU, and not for the lock
                 return
         began = pulse.held or pulse.beat + PACE  # on average, since the watchdog looks half as often
         if not (pulse.held or silent) or watched.since(began, now) < limit:

@@ -131,10 +131,13 @@ def find_endpoint(frames: Frames, roster: Sequence[tuple[str, str, Code]]) -> tu
     return "", next((function for file, _, function in reversed(frames) if not _is_plumbing(file)), "")
 
 
-def state_of(pid: int) -> str:
-    """The state of a process by the kernel: ``"R"`` running, ``"S"`` asleep, ``"T"`` halted…; empty if it is gone."""
+def state_of(pid: int, thread: int = 0) -> str:
+    """The state of a process's main thread, or another, by the kernel: ``"R"`` runs or could, ``"S"`` asleep, ``"T"`` halted…
+
+    Empty if it is gone.
+    """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        stat = Path(f"/proc/{pid}/task/{thread or pid}/stat").read_bytes()
     except OSError:
         return ""
     return chr(stat[stat.rindex(b")") + 2])

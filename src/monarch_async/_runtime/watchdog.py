@@ -35,7 +35,7 @@ from monarch_async._runtime.stacks import frames_of, offer_dumps, render
 
 __all__ = ["PACE", "Watchdog"]
 
-PACE = 0.2
+PACE = 0.25
 """Seconds between two looks; half of that while the loop is held."""
 ASK_ANYWAY = 10
 """How many looks at an idle loop until it is asked all the same."""
@@ -68,22 +68,29 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def _watch(self) -> None:
+        runtime, slot = self._runtime, self._slot
         watchdog = threading.get_native_id()
-        while not self._runtime.loop.is_closed():
+        quiet = False  # what the slot says is that nothing goes on
+        while not runtime.loop.is_closed():
             now = time.monotonic()
-            began = self._look(now)
-            self._slot.write(
-                Pulse(now, self._held, self._changed, began, self._stacked, int(self._busy), 0, self._main, watchdog, self._file)
-            )
+            frame = sys._current_frames().get(self._main)
+            idle = frame is not None and frame.f_code in _IDLE
+            self._looks += 1
+            if quiet and idle and self._looks % ASK_ANYWAY and not runtime.busy:
+                self._last = now
+                slot.beat(now)  # nothing else is to be told, and each instruction costs when caches are cold
+            else:
+                began = self._look(now, frame, idle)
+                held, busy = self._held, self._busy
+                slot.write(Pulse(now, held, self._changed, began, self._stacked, int(busy), 0, self._main, watchdog, self._file))
+                quiet = not (held or busy)
+            del frame  # or what it holds would live on
             time.sleep(PACE / 2 if self._held else PACE)
-        self._slot.write(Pulse(time.monotonic(), ending=1))
+        slot.write(Pulse(time.monotonic(), ending=1))
 
-    def _look(self, now: float) -> float:
+    def _look(self, now: float, frame: FrameType | None, idle: bool) -> float:
         """Judge the loop, and write down what has changed; returns since when that which is shown has been running."""
-        frame = sys._current_frames().get(self._main)
-        idle = frame is not None and frame.f_code in _IDLE
-        self._looks += 1
-        if not self._held and (not idle or not self._looks % ASK_ANYWAY):
+        if not self._held and not (idle and self._looks % ASK_ANYWAY):
             self._ask(now if idle else self._last + PACE / 2)  # it came to where it is now after the last look, however late this one is
         self._last = now
         self._see_handlers(now)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         VersionMismatch,
     )
     from monarch_async.future import Future
+    from monarch_async.health import Health, ProcState
     from monarch_async.host import HostMesh, this_host
     from monarch_async.info import Context, context, current_actor_name, current_rank, current_size
     from monarch_async.lowlevel import Accumulator, send
@@ -69,6 +70,7 @@ __all__ = [
     "Extent",
     "FrameTooLarge",
     "Future",
+    "Health",
     "HostMesh",
     "MeshFailure",
     "MonarchError",
@@ -78,6 +80,7 @@ __all__ = [
     "PortClosed",
     "PortReceiver",
     "ProcMesh",
+    "ProcState",
     "Restart",
     "Shape",
     "SpawnError",
@@ -128,6 +131,7 @@ _HOMES = {
         "VersionMismatch",
     ),
     "future": ("Future",),
+    "health": ("Health", "ProcState"),
     "host": ("HostMesh", "this_host"),
     "info": ("Context", "context", "current_actor_name", "current_rank", "current_size"),
     "lowlevel": ("Accumulator", "send"),

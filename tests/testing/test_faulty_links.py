@@ -301,7 +301,8 @@ def test_frames_are_found_in_any_pieces(size: int) -> None:
     """However the bytes are cut, the same frames come out; with and without seals."""
     for tail in (0, SEAL_SIZE):
         frames = [
-            PRELUDE.pack(DATA, 0, 0, header, bulk, 1, 0) + bytes(header + bulk + tail) for header, bulk in [(0, 0), (5, 0), (100, 3000), (0, 9)]
+            PRELUDE.pack(DATA, 0, 0, header, bulk, 1, 0) + bytes(header + bulk + tail)
+            for header, bulk in [(0, 0), (5, 0), (100, 3000), (0, 9)]
         ]
         data = b"".join(frames)
         splitter = Splitter(tail)

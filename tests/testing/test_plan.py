@@ -41,7 +41,11 @@ def faults_of(draw: st.DrawFn) -> Fault:
         if name == "type":
             given[name] = "some.module:Some.Name"
         elif name == "to":
-            given[name] = draw(st.one_of(st.just("client"), st.builds(lambda mesh, rank: f"{mesh}[{rank}]", st.text(min_size=1, max_size=10), st.just(1 << 30))))
+            given[name] = draw(
+                st.one_of(
+                    st.just("client"), st.builds(lambda mesh, rank: f"{mesh}[{rank}]", st.text(min_size=1, max_size=10), st.just(1 << 30))
+                )
+            )
         elif name not in given and (parameter.default is None or draw(st.booleans())):
             given[name] = draw(values_of(parameter))
     return Fault.of(kind, **given)
@@ -95,7 +99,9 @@ def test_the_same_seed_draws_the_same_plan(seed: int, count: int, ranks: int, wi
 
 def test_different_seeds_draw_different_plans() -> None:
     """And one that nobody has given is drawn anew for each object."""
-    plans = {str(Plan(0, tuple(draw(random.Random(seed), 5, kinds=list(KINDS), mesh="m", ranks=range(4), within=9.0)))) for seed in range(20)}
+    plans = {
+        str(Plan(0, tuple(draw(random.Random(seed), 5, kinds=list(KINDS), mesh="m", ranks=range(4), within=9.0)))) for seed in range(20)
+    }
     assert 20 == len(plans)
     assert Faults().seed != Faults().seed
 
@@ -119,7 +125,11 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no duration": ({"kind": "cut", "seconds": 0}, ValueError, "seconds of cut must be above 0"),
     "a duration without end": ({"kind": "block", "seconds": math.inf}, ValueError, "at most 86400, not inf"),
     "a duration that is text": ({"kind": "block", "seconds": "1"}, TypeError, "seconds of block is of type float, not '1'"),
-    "an exit code that no process has": ({"kind": "exit", "code": 256}, ValueError, "code of exit must be at least 0 and at most 255, not 256"),
+    "an exit code that no process has": (
+        {"kind": "exit", "code": 256},
+        ValueError,
+        "code of exit must be at least 0 and at most 255, not 256",
+    ),
     "an unknown way": ({"kind": "cut", "seconds": 1, "way": "up"}, ValueError, "way of cut is one of both, out, in, not 'up'"),
     "both ways for frames": ({"kind": "drop", "way": "both"}, ValueError, "way of drop is one of out, in"),
     "a link to itself": ({"kind": "reset", "to": "m[0]"}, ValueError, r"both ends would be m\[0\]"),

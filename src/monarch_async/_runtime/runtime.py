@@ -96,6 +96,7 @@ class Runtime:
         self.others_wait: Callable[[Origin, Sequence[Step]], Coroutine[Any, Any, bool]]  # see `Observer`; set by the service
         self.on_spawn: list[Callable[[Cell], None]] = []  # told of each actor before it begins to live; may change its handlers
         self.wrap_connection: Callable[[Link, Stream, bool], Middle] | None = None  # puts something on the way of new ones; True: sealed
+        self.on_cell_added: list[Callable[[Cell], None]] = []
         self.on_peer_gone: list[Callable[[Peer], None]] = []
         self.on_link_ended: list[Callable[[Peer, Evidence], None]] = []
         self.on_session_over: list[Callable[[Peer, Link], None]] = []  # the same, for those who keep the links' books; called before
@@ -258,6 +259,8 @@ class Runtime:
     def add_cell(self, cell: Cell) -> None:
         """An actor is here from now on; what was sent to it before goes to it first."""
         self.cells[cell.key] = cell
+        for told in self.on_cell_added:
+            told(cell)
         cell.start()
         for message in self._absent.arrived(cell.key):
             cell.post(message)

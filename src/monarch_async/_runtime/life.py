@@ -159,6 +159,8 @@ class Life:
         self.context = contextvars.copy_context()
         self.evidence = self._ending = None
         self.state = CellState.STARTING
+        for heard in self.runtime.on_spawn:
+            heard(self)
         self.start()
 
     def start(self) -> None:

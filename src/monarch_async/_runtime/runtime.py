@@ -94,7 +94,7 @@ class Runtime:
         self.on_failure: Callable[[Cell, BaseException, str], None] = lambda cell, error, endpoint: None
         self.on_left: Callable[[Cell, str], None] = lambda cell, reason: None
         self.others_wait: Callable[[Origin, Sequence[Step]], Coroutine[Any, Any, bool]]  # see `Observer`; set by the service
-        self.on_spawn: list[Callable[[Cell], None]] = []  # told of each actor before it begins to live; may change its handlers
+        self.on_spawn: list[Callable[[Any], None]] = []  # told of each life of an actor before it begins; may change its handlers
         self.wrap_connection: Callable[[Link, Stream, bool], Middle] | None = None  # puts something on the way of new ones; True: sealed
         self.on_cell_added: list[Callable[[Cell], None]] = []
         self.on_peer_gone: list[Callable[[Peer], None]] = []

@@ -197,7 +197,7 @@ async def _start(
     answers: list[asyncio.Future[Any]],
     starting: set[str],
 ) -> None:
-    """Have every host start its processes, and wait until all answer (that they have bootstrapped). Whatever goes wrong, none is left then."""
+    """Have every host start its processes, and wait until all have answered. Whatever goes wrong, none is left then."""
     client = client_of(runtime)
     by_agent: dict[ProcAddress, list[SpawnRequest]] = {}
     for agent, request in zip(agents, requests, strict=True):

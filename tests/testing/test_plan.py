@@ -41,7 +41,11 @@ def faults_of(draw: st.DrawFn) -> Fault:
         if name == "type":
             given[name] = "some.module:Some.Name"
         elif name == "to":
-            given[name] = draw(st.one_of(st.just("client"), st.builds(lambda mesh, rank: f"{mesh}[{rank}]", st.text(min_size=1, max_size=10), st.just(1 << 30))))
+            given[name] = draw(
+                st.one_of(
+                    st.just("client"), st.builds(lambda mesh, rank: f"{mesh}[{rank}]", st.text(min_size=1, max_size=10), st.just(1 << 30))
+                )
+            )
         elif name not in given and (parameter.default is None or draw(st.booleans())):
             given[name] = draw(values_of(parameter))
     return Fault.of(kind, **given)
@@ -95,10 +99,14 @@ def test_the_same_seed_draws_the_same_plan(seed: int, count: int, ranks: int, wi
 
 def test_different_seeds_draw_different_plans() -> None:
     """And one that nobody has given is drawn anew for each object."""
-    plans = {str(Plan(0, tuple(draw(random.Random(seed), 5, kinds=list(KINDS), mesh="m", ranks=range(4), within=9.0)))) for seed in range(20)}
+    plans = {
+        str(Plan(0, tuple(draw(random.Random(seed), 5, kinds=list(KINDS), mesh="m", ranks=range(4), within=9.0)))) for seed in range(20)
+    }
     assert 20 == len(plans)
     assert Faults().seed != Faults().seed
 
+
+VALID: dict[str, Any] = {"kind": "kill", "mesh": "m", "rank": 0, "step": 1}
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "an unknown kind": ({"kind": "explode"}, ValueError, "unknown kind of fault 'explode'; known are kill, freeze"),
@@ -119,7 +127,11 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no duration": ({"kind": "cut", "seconds": 0}, ValueError, "seconds of cut must be above 0"),
     "a duration without end": ({"kind": "block", "seconds": math.inf}, ValueError, "at most 86400, not inf"),
     "a duration that is text": ({"kind": "block", "seconds": "1"}, TypeError, "seconds of block is of type float, not '1'"),
-    "an exit code that no process has": ({"kind": "exit", "code": 256}, ValueError, "code of exit must be at least 0 and at most 255, not 256"),
+    "an exit code that no process has": (
+        {"kind": "exit", "code": 256},
+        ValueError,
+        "code of exit must be at least 0 and at most 255, not 256",
+    ),
     "an unknown way": ({"kind": "cut", "seconds": 1, "way": "up"}, ValueError, "way of cut is one of both, out, in, not 'up'"),
     "both ways for frames": ({"kind": "drop", "way": "both"}, ValueError, "way of drop is one of out, in"),
     "a link to itself": ({"kind": "reset", "to": "m[0]"}, ValueError, r"both ends would be m\[0\]"),
@@ -135,7 +147,7 @@ def test_what_can_not_be_is_refused(case: str) -> None:
     """With an error that names the value and says what could be."""
     changed, kind, message = BAD[case]
     with pytest.raises(kind, match=message):
-        Fault.of(**({"kind": "kill", "mesh": "m", "rank": 0, "step": 1} | changed))
+        Fault.of(**{**VALID, **changed})
 
 
 @pytest.mark.parametrize(
@@ -164,13 +176,14 @@ def test_what_is_no_line_is_refused(line: str, message: str) -> None:
 def test_random_faults_that_can_not_be() -> None:
     """Kinds, ranks, number and time are looked at before anything is planned."""
     faults = Faults(1)
-    for changed, message in [
+    bad: list[tuple[dict[str, Any], str]] = [
         ({"kinds": ["explode"]}, "unknown kind of fault 'explode'"),
         ({"kinds": []}, "need kinds"),
         ({"ranks": 0}, "ranks to happen to"),
         ({"within": 0.0}, "within is a positive number"),
         ({"n": -1}, "n is how many faults"),
-    ]:
+    ]
+    for changed, message in bad:
         arguments: dict[str, Any] = {"n": 1, "mesh": "m", "within": 1.0, "ranks": 2, **changed}
         with pytest.raises(ValueError, match=message):
             faults.random(**arguments)

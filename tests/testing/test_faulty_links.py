@@ -170,7 +170,7 @@ async def test_a_frame_that_is_bad_twice_ends_the_session(monarch_procs: Monarch
     """It is taken for the peer's fault: the caller gets an error that says so, and the next call has a new session."""
     procs = await monarch_procs(1, name="one")
     sink = await procs.spawn("sink", Sink)
-    faults.at(time=0.0, mesh="one", rank=0).link().corrupt(frames=2, way="in", bit=5)
+    faults.at(step=1, mesh="sink", rank=0).link().corrupt(frames=2, bit=5)
     with pytest.raises(ActorDied, match=r"no frame|session"):
         await sink.call.call_one(1)
     assert 2 == await sink.call.call_one(2)

@@ -119,7 +119,8 @@ async def test_many_faults_from_a_seed(monarch_procs: MonarchProcs, faults: Faul
     procs = await monarch_procs(2, name="pair")
     source = procs.slice(procs=0).spawn("source", Source)
     sink = await procs.slice(procs=1).spawn("sink", Sink)
-    kinds = ["freeze", "block", "hold_gil", "delay", "throttle", "cut", "reset", "drop", "duplicate", "corrupt"]
+    # Without "corrupt": two of them may hit the same frame, which ends a session.
+    kinds = ["freeze", "block", "hold_gil", "delay", "throttle", "cut", "reset", "drop", "duplicate"]
     faults.random(12, kinds=kinds, mesh="pair", within=0.8)
     turn = 0
     while len(faults.log) < 8 or turn < 4:

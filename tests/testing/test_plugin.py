@@ -53,9 +53,13 @@ async def test_async(monarch_leaks, monarch_procs):
     assert {"procs": 2} == dict(procs.extent)
     PIDS.extend((await procs.spawn("workers", Worker).pid.call()).values())
 
-def test_sync(monarch_procs):
+def test_sync(monarch_procs, faults):
     procs = monarch_procs({"hosts": 1, "gpus": 1}).initialized.get()
-    PIDS.extend(procs.spawn("workers", Worker).pid.call().get().values())
+    workers = procs.spawn("workers", Worker)
+    faults.at(step=2, mesh="workers", rank=0).fail(ValueError("second"))
+    PIDS.extend(workers.pid.call().get().values())
+    with pytest.raises(ValueError, match="second"):
+        workers.pid.call().get()
 
 def test_a_loop_of_its_own(monarch_leaks, monarch_procs, faults):
     async def main():
@@ -101,25 +105,22 @@ def test_fine(faults):
 
 
 def test_what_is_left_behind_fails_the_test(project: PytestProject) -> None:
-    """A process, a descriptor and a thread; a test that leaves nothing passes."""
+    """A process, a descriptor and a thread are named; a test that leaves nothing passes."""
     done = project.run(
         """
 import os, subprocess, threading
 
-def test_process(monarch_leaks):
-    globals()["child"] = subprocess.Popen(["sleep", "5"])
-
-def test_descriptor(monarch_leaks):
+def test_something(monarch_leaks):
+    globals()["child"] = subprocess.Popen(["sleep", "50"])
     os.open("/dev/null", os.O_RDONLY)
-
-def test_thread(monarch_leaks):
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    threading.Thread(target=threading.Event().wait, daemon=True, name="left").start()
 
 def test_nothing(monarch_leaks):
     child.kill()
     child.wait()
 """,
     )
-    assert "4 passed, 3 errors" in done.stdout, done.stdout
-    for left in ("process", "fd", "thread"):
-        assert f"E             {left} " in done.stdout or f"  {left} " in done.stdout
+    assert "2 passed, 1 error" in done.stdout, done.stdout
+    assert "3 left behind" in done.stdout
+    for left in ("process", "fd", "thread 'left' (daemon)"):
+        assert f"  {left}" in done.stdout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from monarch_async import MeshFailure
@@ -13,8 +11,8 @@ __all__ = ["faults", "monarch_procs"]
 
 
 @pytest.fixture
-def failures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MeshFailure]]:
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
     """What reaches the program's own hook, which then does nothing else."""
     told: list[MeshFailure] = []
     monkeypatch.setattr("monarch_async.unhandled_fault_hook", told.append)
-    yield told
+    return told

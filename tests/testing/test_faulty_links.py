@@ -119,7 +119,8 @@ async def test_many_faults_from_a_seed(monarch_procs: MonarchProcs, faults: Faul
     procs = await monarch_procs(2, name="pair")
     source = procs.slice(procs=0).spawn("source", Source)
     sink = await procs.slice(procs=1).spawn("sink", Sink)
-    kinds = ["freeze", "block", "hold_gil", "delay", "throttle", "cut", "reset", "drop", "duplicate", "corrupt"]
+    # Without "corrupt": two of them may hit the same frame, which ends a session.
+    kinds = ["freeze", "block", "hold_gil", "delay", "throttle", "cut", "reset", "drop", "duplicate"]
     faults.random(12, kinds=kinds, mesh="pair", within=0.8)
     turn = 0
     while len(faults.log) < 8 or turn < 4:
@@ -170,13 +171,9 @@ async def test_a_frame_that_is_bad_twice_ends_the_session(monarch_procs: Monarch
     """It is taken for the peer's fault: the caller gets an error that says so, and the next call has a new session."""
     procs = await monarch_procs(1, name="one")
     sink = await procs.spawn("sink", Sink)
-    faults.at(time=0.0, mesh="one", rank=0).link().corrupt(frames=2, way="in", bit=5)
-    while True:  # until the fault has arrived
-        try:
-            await sink.call.call_one(1)
-        except ActorDied as error:
-            assert "no frame" in str(error) or "session" in str(error)
-            break
+    faults.at(step=1, mesh="sink", rank=0).link().corrupt(frames=2, bit=5)
+    with pytest.raises(ActorDied, match=r"no frame|session"):
+        await sink.call.call_one(1)
     assert 2 == await sink.call.call_one(2)
 
 

@@ -106,6 +106,8 @@ def test_different_seeds_draw_different_plans() -> None:
     assert Faults().seed != Faults().seed
 
 
+VALID: dict[str, Any] = {"kind": "kill", "mesh": "m", "rank": 0, "step": 1}
+
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "an unknown kind": ({"kind": "explode"}, ValueError, "unknown kind of fault 'explode'; known are kill, freeze"),
     "step and time": ({"time": 1.0}, ValueError, "kill needs either step= .* or time="),
@@ -145,7 +147,7 @@ def test_what_can_not_be_is_refused(case: str) -> None:
     """With an error that names the value and says what could be."""
     changed, kind, message = BAD[case]
     with pytest.raises(kind, match=message):
-        Fault.of(**({"kind": "kill", "mesh": "m", "rank": 0, "step": 1} | changed))
+        Fault.of(**{**VALID, **changed})
 
 
 @pytest.mark.parametrize(
@@ -174,13 +176,14 @@ def test_what_is_no_line_is_refused(line: str, message: str) -> None:
 def test_random_faults_that_can_not_be() -> None:
     """Kinds, ranks, number and time are looked at before anything is planned."""
     faults = Faults(1)
-    for changed, message in [
+    bad: list[tuple[dict[str, Any], str]] = [
         ({"kinds": ["explode"]}, "unknown kind of fault 'explode'"),
         ({"kinds": []}, "need kinds"),
         ({"ranks": 0}, "ranks to happen to"),
         ({"within": 0.0}, "within is a positive number"),
         ({"n": -1}, "n is how many faults"),
-    ]:
+    ]
+    for changed, message in bad:
         arguments: dict[str, Any] = {"n": 1, "mesh": "m", "within": 1.0, "ranks": 2, **changed}
         with pytest.raises(ValueError, match=message):
             faults.random(**arguments)

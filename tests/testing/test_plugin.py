@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+from tests.testing.pytest_project import PytestProject
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
-    """The folder of a project in whose environment the package is installed: its entry points are those of pyproject.toml."""
-    info = tmp_path / "site" / f"monarch_async-{PROJECT['version']}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: monarch-async\nVersion: {PROJECT['version']}\n")
-    (info / "RECORD").write_text("monarch_async/__init__.py,,\nmonarch_async/testing/plugin.py,,\n")
-    lines = [f"{name} = {where}" for name, where in PROJECT["entry-points"]["pytest11"].items()]
-    (info / "entry_points.txt").write_text("\n".join(["[pytest11]", *lines, ""]))
-    project = tmp_path / "project"
-    project.mkdir()
-    return project
+def project(tmp_path: Path) -> PytestProject:
+    return PytestProject(tmp_path)
 
 
-def run(project: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a test file with pytest in that project."""
-    (project / "test_it.py").write_text(source)
-    path = os.pathsep.join([str(project.parent / "site"), str(ROOT / "src")])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *arguments, "test_it.py"]
-    return subprocess.run(command, cwd=project, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=100)
-
-
-def test_a_project_that_uses_nothing_pays_nothing(installed: Path) -> None:
+def test_a_project_that_uses_nothing_pays_nothing(project: PytestProject) -> None:
     """The plugin is there, and neither torch nor the runtime has been imported when tests run; nothing is printed."""
-    done = run(
-        installed,
+    done = project.run(
         """
 import sys
 
@@ -77,9 +53,13 @@ async def test_async(monarch_leaks, monarch_procs):
     assert {"procs": 2} == dict(procs.extent)
     PIDS.extend((await procs.spawn("workers", Worker).pid.call()).values())
 
-def test_sync(monarch_procs):
+def test_sync(monarch_procs, faults):
     procs = monarch_procs({"hosts": 1, "gpus": 1}).initialized.get()
-    PIDS.extend(procs.spawn("workers", Worker).pid.call().get().values())
+    workers = procs.spawn("workers", Worker)
+    faults.at(step=2, mesh="workers", rank=0).fail(ValueError("second"))
+    PIDS.extend(workers.pid.call().get().values())
+    with pytest.raises(ValueError, match="second"):
+        workers.pid.call().get()
 
 def test_a_loop_of_its_own(monarch_leaks, monarch_procs, faults):
     async def main():
@@ -95,14 +75,14 @@ def test_all_are_gone():
 )
 
 
-def test_processes_for_every_kind_of_test(installed: Path) -> None:
+def test_processes_for_every_kind_of_test(project: PytestProject) -> None:
     """Asynchronous tests, synchronous ones and those that run a loop of their own get processes, which are stopped afterwards."""
-    done = run(installed, EVERY_WAY)
+    done = project.run(EVERY_WAY)
     assert 0 == done.returncode, done.stdout
     assert "4 passed" in done.stdout
 
 
-def test_a_failing_test_reports_its_faults(installed: Path) -> None:
+def test_a_failing_test_reports_its_faults(project: PytestProject) -> None:
     """The line that replays the plan, with the seed from the command line, and what had happened by then."""
     source = (
         ACTOR
@@ -117,34 +97,30 @@ def test_fine(faults):
     faults.at(step=1, mesh="quiet", rank=0).kill()
 """
     )
-    done = run(installed, source, "--faults-seed=77")
+    done = project.run(source, "--faults-seed=77")
     assert "1 failed, 1 passed" in done.stdout
     assert 'Faults.replay(\'seed=77; fail worker[0] step=1 type="builtins:ValueError" text="injected here"\')' in done.stdout
     assert 's  fail worker[0] step=1 type="builtins:ValueError"' in done.stdout
     assert "quiet" not in done.stdout
 
 
-def test_what_is_left_behind_fails_the_test(installed: Path) -> None:
-    """A process, a descriptor and a thread; a test that leaves nothing passes."""
-    done = run(
-        installed,
+def test_what_is_left_behind_fails_the_test(project: PytestProject) -> None:
+    """A process, a descriptor and a thread are named; a test that leaves nothing passes."""
+    done = project.run(
         """
 import os, subprocess, threading
 
-def test_process(monarch_leaks):
-    globals()["child"] = subprocess.Popen(["sleep", "5"])
-
-def test_descriptor(monarch_leaks):
+def test_something(monarch_leaks):
+    globals()["child"] = subprocess.Popen(["sleep", "50"])
     os.open("/dev/null", os.O_RDONLY)
-
-def test_thread(monarch_leaks):
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    threading.Thread(target=threading.Event().wait, daemon=True, name="left").start()
 
 def test_nothing(monarch_leaks):
     child.kill()
     child.wait()
 """,
     )
-    assert "4 passed, 3 errors" in done.stdout, done.stdout
-    for left in ("process", "fd", "thread"):
-        assert f"E             {left} " in done.stdout or f"  {left} " in done.stdout
+    assert "2 passed, 1 error" in done.stdout, done.stdout
+    assert "3 left behind" in done.stdout
+    for left in ("process", "fd", "thread 'left' (daemon)"):
+        assert f"  {left}" in done.stdout

@@ -165,13 +165,13 @@ class Faults:
     def calm(self) -> None:
         """End what goes on: thaw what is frozen, mend the program's links, let nothing more happen at its time."""
         if self._director is not None:
-            self._director.calm()
+            _at_rest(self._director, self._director.calm)
 
     def close(self) -> None:
         """Calm down, and leave the program as it was; a second time does nothing."""
         director, self._director = self._director, None
         if director is not None:
-            director.close()
+            _at_rest(director, director.close)
 
     def report(self) -> str:
         """The line of the plan and the log, for people."""
@@ -185,6 +185,14 @@ class Faults:
 
     def __repr__(self) -> str:
         return f"<Faults seed={self.seed}, {len(self._faults)} planned, {len(self.log)} injected>"
+
+
+def _at_rest(director: Director, function: Callable[[], None]) -> None:
+    """Call a function where nothing runs beside it: on the loop, or here if that does not run any more."""
+    if director.runtime.loop.is_running():
+        on_loop(director.runtime, function)
+    else:
+        function()
 
 
 class _Bootstrap:

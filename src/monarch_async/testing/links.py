@@ -190,6 +190,7 @@ class _Flow:
         """Pass what is held, at once."""
         while self._queue and not self._closed:
             self._pass_first()
+        self._last = 0.0
 
     def close(self) -> None:
         self._closed = True

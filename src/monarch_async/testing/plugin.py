@@ -7,8 +7,8 @@
 * `monarch_leaks`: after the test, and after what it has asked for later, no process, descriptor, thread or segment is left that was not
   there before.
 
-It works with synchronous tests and with any plugin for asynchronous ones. It imports the rest of the package when a fixture is first used, so
-that a project that uses none does not pay for it.
+It works with synchronous tests and with any plugin for asynchronous ones. It imports the rest of the package when a fixture is first used,
+so that a project that uses none does not pay for it.
 """
 
 from __future__ import annotations

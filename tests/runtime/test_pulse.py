@@ -29,11 +29,11 @@ def test_slots_and_texts_do_not_touch_each_other() -> None:
     page = Page()
     slots = [page.slot(page.take()) for _ in range(2)]
     for index, slot in enumerate(slots):
-        slot.write(Pulse(*[float(index)] * 5, *[index] * 5))
+        slot.write(Pulse(beat=float(index), file=index))
         for area in (NOW, HANDLERS, STACK):
             slot.write_text(area, bytes([index * 3 + area]) * room(area))
     for index, slot in enumerate(slots):
-        assert Pulse(*[float(index)] * 5, *[index] * 5) == slot.read()
+        assert Pulse(beat=float(index), file=index) == slot.read()
         for area in (NOW, HANDLERS, STACK):
             assert bytes([index * 3 + area]) * room(area) == slot.read_text(area)
 

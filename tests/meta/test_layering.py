@@ -49,6 +49,7 @@ LAYERS: dict[str, list[str]] = {
         """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned lifetime mesh checkup
         procs_lifetime procs host supervisors workers info controllers lowlevel"""
     ),
+    "L4": words("supervise ambient value_mesh future sent port endpoints sending actor mesh checkup procs host workers info controllers lowlevel"),
     "L5": words("tensor parallel testing observe jobs"),
     "L6": words("console dashboard cli __main__"),
 }

@@ -5,8 +5,8 @@ Theory: a process's watchdog writes to its slot (see `pulse`), the zygotes tell 
 
 * the watchdog is fresh, the loop has not called back for the option `stuck_after`: Python code blocks the loop, and the watchdog has
   written down the stack;
-* the watchdog is silent for as long, asleep though nothing halts the process: C code holds the interpreter's lock. The stack is taken from
-  outside.
+* the watchdog is silent for as long, asleep though nothing halts the process: other code keeps the interpreter's lock, mostly C code. The
+  stack is taken from outside.
 
 Rules:
 
@@ -198,7 +198,7 @@ class HealthWatch:
                 state=ProcState.BUSY if pulse.busy else ProcState.READY, since=watched.since(max(pulse.changed, watched.well), now)
             )
         age = watched.since(incident.began, now)
-        why = "C code that holds the interpreter's lock" if incident.silent else "Python code"
+        why = "code that keeps the interpreter's lock" if incident.silent else "Python code"
         inside = f" in task {task!r}" if task and not incident.silent and not actor else ""
         stuck = health._replace(state=ProcState.STUCK, since=age, why=f"{why} blocks its event loop{inside}")
         if incident.silent:  # what the slot says is from before
@@ -243,7 +243,7 @@ class HealthWatch:
         if silent:
             state = state_of(child.pid)
             if state == "T":
-                watched.freeze(True, pulse.beat)
+                watched.freeze(True, now)
                 return
             if state in "ZXt":  # it has ended, as has one without state, and its zygote will tell; or a debugger holds it
                 return

@@ -65,11 +65,11 @@ class Slot:
         self._memory[:128] = bytes(128)
 
     def write(self, pulse: Pulse) -> None:
-        _NUMBERS.pack_into(self._memory, 0, *pulse)
+        self._memory[: _NUMBERS.size] = _NUMBERS.pack(*pulse)  # `pack_into` would write zeros first
 
     def beat(self, now: float) -> None:
         """Change only when the watchdog has looked."""
-        _BEAT.pack_into(self._memory, 0, now)
+        self._memory[: _BEAT.size] = _BEAT.pack(now)
 
     def read(self) -> Pulse:
         return Pulse._make(_NUMBERS.unpack_from(self._memory))

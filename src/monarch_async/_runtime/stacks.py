@@ -1,15 +1,17 @@
 """Stacks of Python code: of a process that can take its own, and, from outside, of one that can't.
 
 Theory: while C code holds the interpreter's lock, no Python code of the process runs, its watchdog included. But `faulthandler` can write
-the stacks of all threads without that lock, in the handler of a signal. The signal goes to the *watchdog's* thread, which does nothing
-but wait: no system call of the user's code is cut short by it. The handler writes to a memfd of the process, which the agent opens
+the stacks of all threads without that lock, in the handler of a signal. The handler writes to a memfd of the process, which the agent opens
 through ``/proc`` and reads.
 
 Rules:
 
 * The agent sends the signal only while the process still has a handler for it and the file is still the one for this: without a handler
   the signal would kill, and a process may have closed all its descriptors and opened others.
-* It sends it only while C code holds the lock. Then no frame changes while it is read.
+* A loop's thread that sleeps is in a system call, which a signal might cut short. Then the signal goes to the *watchdog's* thread, which
+  only waits for its turn; the frames of a thread that sleeps stay as they are meanwhile.
+* A loop's thread that runs gets it itself: its frames may be changing, since Python code that gives the lock away for a moment, often, can
+  keep the watchdog from getting it.
 * `Frames` are innermost first, as Python's `f_back` goes; text has the innermost last, as tracebacks do.
 """
 
@@ -156,7 +158,7 @@ async def dump_from_outside(pid: int, pulse: Pulse) -> str:
         return ""
     try:
         os.ftruncate(file, 0)
-        if _libc.tgkill(pid, pulse.watchdog, int(SIGNAL)):
+        if _libc.tgkill(pid, pid if state_of(pid) == "R" else pulse.watchdog, int(SIGNAL)):
             return ""
         size, waited = 0, 0.0
         mark = b"0x%016x" % pulse.main

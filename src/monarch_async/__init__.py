@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from monarch_async.supervise import MeshFailure, unhandled_fault_hook
     from monarch_async.supervisors import Supervisor
     from monarch_async.value_mesh import ValueMesh
+    from monarch_async.watching import Ended, watch
     from monarch_async.workers import TLS, attach_to_workers, run_worker_loop_forever
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "Context",
     "DeadlockError",
     "DecodeError",
+    "Ended",
     "Endpoint",
     "Extent",
     "FrameTooLarge",
@@ -106,6 +108,7 @@ __all__ = [
     "this_host",
     "this_proc",
     "unhandled_fault_hook",
+    "watch",
 ]
 
 _HOMES = {
@@ -144,6 +147,7 @@ _HOMES = {
     "supervise": ("MeshFailure", "unhandled_fault_hook"),
     "supervisors": ("Supervisor",),
     "value_mesh": ("ValueMesh",),
+    "watching": ("Ended", "watch"),
     "workers": ("TLS", "attach_to_workers", "run_worker_loop_forever"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 
 from monarch_async._core.codec import dumps
+from monarch_async._runtime.absent import DeadLetters
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import Place, ask
 from monarch_async.actor import Actor, ActorBehavior, check_arguments, check_class
@@ -178,8 +179,14 @@ class ProcMesh(MeshOps):
         """
         bases = self._mesh_shape.ranks()
         return ValueMesh(
-            self._mesh_shape.extent, await check_up(self._runtime, [(self._addresses[base], self._agents[base]) for base in bases])
+            self._mesh_shape.extent,
+            await check_up(self._runtime, [(latest(self._runtime, self._addresses[base]), self._agents[base]) for base in bases]),
         )
+
+    async def dead_letters(self) -> ValueMesh[DeadLetters]:
+        """The messages that each process could not deliver and whose senders did not wait: the last of them (option `dead_letters`)."""
+        answers = await asyncio.gather(*(ask(self._runtime, address, "dead_letters") for address in self._chosen()))
+        return ValueMesh(self._mesh_shape.extent, answers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         bases = self._mesh_shape.ranks()

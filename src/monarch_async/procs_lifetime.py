@@ -139,7 +139,7 @@ class ProcsLifetime:
             runtime.on_peer_gone.remove(release)
 
     async def _start_all(self, client: Client | None, starting: set[str], answers: list[asyncio.Future[Any]]) -> None:
-        """Have every host start its processes, wait until all answer (that they have bootstrapped). Whatever goes wrong, none is left then."""
+        """Have every host start its processes, wait until all answer (that they have bootstrapped). If anything goes wrong none is left."""
         runtime = self._runtime
         by_agent = self._by_agent(range(len(self._requests)))
         limit = runtime.options.start_timeout

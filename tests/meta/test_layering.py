@@ -42,14 +42,13 @@ LAYERS: dict[str, list[str]] = {
     "L3": inside(
         "_runtime",
         """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane
-        peer tree local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor restarts retrying connect
-        branch runtime current control service broker fanout health agent bootstrap attach worker client watchdog proc""",
+        peer tree local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor restarts retrying
+        connect branch runtime current control service broker fanout health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
-        """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned lifetime mesh checkup
-        procs_lifetime procs host supervisors workers info controllers lowlevel"""
+        """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned lifetime mesh watching
+        checkup procs_lifetime procs host supervisors workers info controllers lowlevel"""
     ),
-    "L4": words("supervise ambient value_mesh future sent port endpoints sending actor mesh checkup procs host workers info controllers lowlevel"),
     "L5": words("tensor parallel testing observe jobs"),
     "L6": words("console dashboard cli __main__"),
 }

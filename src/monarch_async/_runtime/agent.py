@@ -178,6 +178,7 @@ class Agent:
         for uid in uids:
             if self._expected.pop(uid, None) is not None:
                 self.broker.gone(uid, evidence)
+                self.health.given_up(uid, evidence)
 
     def output_text(self, message: Message, uid: str) -> str:
         """All that a process has printed, as far as it is kept. `LookupError` for one that never was here, or is long gone."""
@@ -251,6 +252,7 @@ class Agent:
             evidence = evidence._replace(next=successor(uid))
             self.broker.announce(evidence.next)
             self._expected[evidence.next] = request.owner.uid
+            self.health.returning(evidence.next, evidence)
         self.broker.gone(uid, evidence)
         return evidence
 

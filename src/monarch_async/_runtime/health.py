@@ -155,6 +155,14 @@ class HealthWatch:
             del self._gone[next(iter(self._gone))]
         return evidence
 
+    def returning(self, uid: str, evidence: Evidence) -> None:
+        """Its predecessor has ended, and it may be started."""
+        self._gone[uid] = Health(ProcState.RESTARTING, why=evidence.text), time.monotonic()
+
+    def given_up(self, uid: str, evidence: Evidence) -> None:
+        """It will not be started."""
+        self._gone[uid] = Health(ProcState.FAILED, why=evidence.text), time.monotonic()
+
     # What others ask for.
 
     async def tell(self, message: Message, uids: list[str]) -> list[Health]:

@@ -278,6 +278,10 @@ class Runtime:
         if not self._absent.has_ended(key):
             self._absent.ended(key, identity, evidence)
 
+    def why_ended(self, key: int) -> tuple[Identity, Evidence] | None:
+        """Who an actor was that has been here, and why it is gone, where that is known."""
+        return self._absent.why_ended(key)
+
     def failed(self, cell: Cell, error: BaseException, endpoint: str) -> None:
         """An actor of this process can't go on."""
         self.on_failure(cell, error, endpoint)
@@ -288,7 +292,7 @@ class Runtime:
 
     def dead_letter(self, actor: object, endpoint: str, evidence: Evidence) -> None:
         """A message that wants no answer could not be delivered."""
-        self.dead_letters.add(actor, endpoint, evidence, self.loop.time())
+        self.dead_letters.add(actor, endpoint, evidence)
 
     def local_lane(self, key: int, mesh: str, rank: int, limit: int) -> LocalLane:
         """The account with an actor of this process."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         VersionMismatch,
     )
     from monarch_async.future import Future
+    from monarch_async.health import Health, ProcState
     from monarch_async.host import HostMesh, this_host
     from monarch_async.info import Context, context, current_actor_name, current_rank, current_size
     from monarch_async.lowlevel import Accumulator, send
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from monarch_async.supervise import MeshFailure, unhandled_fault_hook
     from monarch_async.supervisors import Supervisor
     from monarch_async.value_mesh import ValueMesh
+    from monarch_async.watching import Ended, watch
     from monarch_async.workers import TLS, attach_to_workers, run_worker_loop_forever
 
 __all__ = [
@@ -65,10 +67,12 @@ __all__ = [
     "Context",
     "DeadlockError",
     "DecodeError",
+    "Ended",
     "Endpoint",
     "Extent",
     "FrameTooLarge",
     "Future",
+    "Health",
     "HostMesh",
     "MeshFailure",
     "MonarchError",
@@ -78,6 +82,7 @@ __all__ = [
     "PortClosed",
     "PortReceiver",
     "ProcMesh",
+    "ProcState",
     "Restart",
     "Shape",
     "SpawnError",
@@ -103,6 +108,7 @@ __all__ = [
     "this_host",
     "this_proc",
     "unhandled_fault_hook",
+    "watch",
 ]
 
 _HOMES = {
@@ -128,6 +134,7 @@ _HOMES = {
         "VersionMismatch",
     ),
     "future": ("Future",),
+    "health": ("Health", "ProcState"),
     "host": ("HostMesh", "this_host"),
     "info": ("Context", "context", "current_actor_name", "current_rank", "current_size"),
     "lowlevel": ("Accumulator", "send"),
@@ -140,6 +147,7 @@ _HOMES = {
     "supervise": ("MeshFailure", "unhandled_fault_hook"),
     "supervisors": ("Supervisor",),
     "value_mesh": ("ValueMesh",),
+    "watching": ("Ended", "watch"),
     "workers": ("TLS", "attach_to_workers", "run_worker_loop_forever"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from monarch_async._runtime.config import SpawnRequest
 from monarch_async._runtime.runtime import Runtime
@@ -56,6 +56,7 @@ class HostMesh(MeshOps):
         preload: Sequence[str] = (),
         cwd: str | None = None,
         restart: Restart | None = None,
+        stuck: Literal["report", "kill"] = "report",
     ) -> ProcMesh:
         """Start processes on every host; returns their mesh at once, with the dimensions of the hosts and then those of `per_host`.
 
@@ -69,6 +70,8 @@ class HostMesh(MeshOps):
             cwd: the directory to run in.
             restart: what is done about processes that end. One that is started again has the same rank, environment and bootstrap, and the
                 actors in it are constructed again. Without it, a process that ends is a failure that the owner is told.
+            stuck: what to do with a process whose event loop is blocked: ``"report"`` it in `ProcMesh.health`, or ``"kill"`` it too once
+                that has lasted for the option `stuck_kill_after`.
 
         Errors of the start are raised when the mesh is awaited, and then no process is left: `SpawnError` for one that can't be started
         or does not answer within the option `start_timeout`, the error of a bootstrap that raised. Raises `TypeError` and `UsageError`
@@ -85,7 +88,11 @@ class HostMesh(MeshOps):
             raise TypeError(f"bootstrap is a function to call in each process, not {bootstrap!r}")
         if restart is not None:
             check_restart(restart, extent.nelements)
-        return on_loop(runtime, lambda: self._spawn(runtime, inner, extent, bootstrap, name, env, proc_bind, tuple(preload), cwd, restart))
+        if stuck not in ("report", "kill"):
+            raise UsageError(f'stuck must be "report" or "kill", not {stuck!r}')
+        kill = stuck == "kill"
+        arguments = (inner, extent, bootstrap, name, env, proc_bind, tuple(preload), cwd, restart, kill)
+        return on_loop(runtime, lambda: self._spawn(runtime, *arguments))
 
     def _spawn(
         self,
@@ -99,6 +106,7 @@ class HostMesh(MeshOps):
         preload: tuple[str, ...],
         cwd: str | None,
         restart: Restart | None,
+        kill_stuck: bool,
     ) -> ProcMesh:
         owner = owner_of_new_meshes(runtime)
         name = name or f"procs{next(runtime.names)}"
@@ -125,6 +133,7 @@ class HostMesh(MeshOps):
                     preload,
                     _cpus(proc_bind, point, rank % inner.nelements),
                     restart is not None,
+                    kill_stuck,
                 )
             )
         mesh = ProcMesh(runtime, name, addresses, agents, Shape(extent))

@@ -96,6 +96,12 @@ class ActorMesh(MeshOps):
             target = self._target_cache = Target(runtime, self._name, shape, lanes, ranks)
         return target
 
+    def members(self) -> list[tuple[ProcAddress, int]]:
+        """Where each member is, as far as is known here, and its rank at spawn."""
+        bases = self._mesh_shape.ranks()
+        ranks = bases if self._ranks is None else [self._ranks[base] for base in bases]
+        return [(latest(self._runtime, self._addresses[base]), rank) for base, rank in zip(bases, ranks, strict=True)]
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)

@@ -48,6 +48,17 @@ class _Settings(NamedTuple):
     an empty call takes 2.0 ms in place of 1.4, one with 1 MiB 46 ms in place of 29; but the sender is held up for 0.4 ms, not 10."""
     checkpoint_bytes: int = 4096 * MiB
     """How large one checkpoint of one actor may be; the last of each is kept by its owner's process."""
+    stuck_after: float = 0.5
+    """How long an event loop may not come round until its process is called stuck. That is a state to ask for and nothing else happens: a
+    training step that blocks the loop (``loss.item()``, a plain loop over batches in an ``async`` endpoint) is stuck in this sense while it
+    runs, and calls to that process wait for its end. A ``def`` endpoint blocks no loop, unless it is C code that holds the interpreter's
+    lock. Not below 0.2 in effect."""
+    stuck_warn: float = 30.0
+    """How long a process may be stuck until the client logs a warning with the endpoint and the stack, once for each time."""
+    stuck_kill_after: float = 60.0
+    """How long a process that was started with ``stuck="kill"`` may be stuck until it is killed."""
+    health_timeout: float = 2.0
+    """How long to wait for a host's answer about the health of its processes until they are called unreachable."""
     dead_letters: int = 1000
     """How many undeliverable messages are remembered."""
 

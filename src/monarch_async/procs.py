@@ -11,13 +11,16 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 
 from monarch_async._core.codec import dumps
+from monarch_async._runtime.absent import DeadLetters
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import Place, ask
 from monarch_async.actor import Actor, ActorBehavior, check_arguments, check_class
 from monarch_async.ambient import current_runtime, on_loop
+from monarch_async.checkup import check_up
 from monarch_async.endpoints import EndpointDefinition
 from monarch_async.errors import SpawnError, UsageError
 from monarch_async.future import Future, as_future
+from monarch_async.health import Health
 from monarch_async.ids import ProcAddress, new_actor_key
 from monarch_async.lifetime import Lifetime
 from monarch_async.mesh import ActorMesh, latest, owner_of_new_meshes
@@ -168,6 +171,22 @@ class ProcMesh(MeshOps):
             *(ask(self._runtime, self._agents[base], "output_text", latest(self._runtime, self._addresses[base]).uid) for base in bases)
         )
         return ValueMesh(self._mesh_shape.extent, texts)
+
+    async def health(self) -> ValueMesh[Health]:
+        """The state of each process, as its host's agent sees it: in bounded time, whatever the process does. Cheap, and disturbs nobody.
+
+        Raises nothing for processes that are gone or out of reach: that is a state too.
+        """
+        bases = self._mesh_shape.ranks()
+        return ValueMesh(
+            self._mesh_shape.extent,
+            await check_up(self._runtime, [(latest(self._runtime, self._addresses[base]), self._agents[base]) for base in bases]),
+        )
+
+    async def dead_letters(self) -> ValueMesh[DeadLetters]:
+        """The messages that each process could not deliver and whose senders did not wait: the last of them (option `dead_letters`)."""
+        answers = await asyncio.gather(*(ask(self._runtime, address, "dead_letters") for address in self._chosen()))
+        return ValueMesh(self._mesh_shape.extent, answers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         bases = self._mesh_shape.ranks()

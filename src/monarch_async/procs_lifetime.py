@@ -80,8 +80,10 @@ class ProcsLifetime:
             self._own(rank)
             runtime.homes[address.uid] = self
         starting = {address.uid for address in self._addresses}
+        # Sent now, so that it comes before all that is sent to these processes without waiting for them.
+        answers = [self._greet(address) for address in self._addresses] if self._bootstrap is not None else []
         self.starting.add_done_callback(self._started)
-        runtime.tasks.start(self._start(client, starting), name=f"starting {self._name}")
+        runtime.tasks.start(self._start(client, starting, answers), name=f"starting {self._name}")
         cell = runtime.cells.get(self.owner)
         if cell is not None:
             cell.owned[self] = self.stop
@@ -113,7 +115,7 @@ class ProcsLifetime:
         """Whether somebody has asked for the outcome of the start, or of what was spawned on it."""
         return self._awaited or any(user.awaited for user in self.users)
 
-    async def _start(self, client: Client | None, starting: set[str]) -> None:
+    async def _start(self, client: Client | None, starting: set[str], answers: list[asyncio.Future[Any]]) -> None:
         """The end of a process that is not up yet is for those who wait for it, and no failure to be told to its owner."""
         runtime = self._runtime
 
@@ -123,7 +125,7 @@ class ProcsLifetime:
 
         runtime.on_peer_gone.insert(0, release)
         try:
-            await self._start_all(client, starting)
+            await self._start_all(client, starting, answers)
         except asyncio.CancelledError:
             self.starting.cancel()
             raise
@@ -136,12 +138,11 @@ class ProcsLifetime:
         finally:
             runtime.on_peer_gone.remove(release)
 
-    async def _start_all(self, client: Client | None, starting: set[str]) -> None:
-        """Have every host start its processes, run the bootstrap in each, wait until all answer. Whatever goes wrong, none is left then."""
+    async def _start_all(self, client: Client | None, starting: set[str], answers: list[asyncio.Future[Any]]) -> None:
+        """Have every host start its processes, wait until all answer (that they have bootstrapped). If anything goes wrong none is left."""
         runtime = self._runtime
         by_agent = self._by_agent(range(len(self._requests)))
         limit = runtime.options.start_timeout
-        answers: list[asyncio.Future[Any]] = []
         try:
             if client is not None:
                 await client.ready()
@@ -149,7 +150,8 @@ class ProcsLifetime:
             async with asyncio.timeout(limit):
                 wishes = {agent: [self._requests[rank] for rank in ranks] for agent, ranks in by_agent.items()}
                 started = [ask(runtime, agent, "spawn_procs", theirs) for agent, theirs in wishes.items()]
-                answers = [self._greet(address) for address in self._addresses]
+                if not answers:
+                    answers = [self._greet(address) for address in self._addresses]
                 for address, answer in zip(self._addresses, answers, strict=True):
                     answer.add_done_callback(functools.partial(_discard_if_up, starting, address.uid))
                 await asyncio.gather(*started)

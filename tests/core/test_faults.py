@@ -386,3 +386,16 @@ def test_mutated_faults(data: st.DataObject) -> None:
         assert isinstance(decode_fault(bytes(fault)), Exception)
     except ProtocolError:
         pass
+
+
+class OutOfRoom(MemoryError):
+    pass
+
+
+@pytest.mark.parametrize("exc", [MemoryError("no room"), OutOfRoom("no room")], ids=lambda exc: type(exc).__name__)
+def test_memory_errors_keep_their_type(exc: Exception) -> None:
+    """`MemoryError`, which Python makes in a way of its own, arrives as itself too, over any number of hops."""
+    error = sent(sent(exc))
+    assert isinstance(error, type(exc))
+    assert isinstance(error, ActorError)
+    assert ("no room",) == error.args

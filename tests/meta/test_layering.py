@@ -32,7 +32,7 @@ def inside(package: str, text: str) -> list[str]:
 
 
 LAYERS: dict[str, list[str]] = {
-    "L0": words("errors ids points shape clock options restart instrument"),
+    "L0": words("errors ids points shape clock options health restart instrument"),
     "L1": inside(
         "_core",
         """events lines binding stories codec faults framing handshake session reader order intensity instructions supervision_states
@@ -41,13 +41,13 @@ LAYERS: dict[str, list[str]] = {
     "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment"),
     "L3": inside(
         "_runtime",
-        """linux fdwire tasks config start loops context thread child forked zygote launcher outgoing link room lane peer tree local
-        origin debt waits suspects behavior resumed life cell absent output serving supervisor restarts retrying connect branch runtime
-        current control service broker fanout agent bootstrap attach worker client proc""",
+        """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane
+        peer tree local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor restarts retrying
+        connect branch runtime current control service broker fanout health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
-        """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned lifetime mesh procs_lifetime
-        procs host supervisors workers info controllers lowlevel"""
+        """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned lifetime mesh watching
+        checkup procs_lifetime procs host supervisors workers info controllers lowlevel"""
     ),
     "L5": words("tensor parallel testing observe jobs"),
     "L6": words("console dashboard cli __main__"),

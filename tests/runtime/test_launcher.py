@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_async._runtime.child import ProcSpec
+from monarch_async._runtime.child import Exit, ProcSpec
 from monarch_async._runtime.launcher import Launcher
 from monarch_async.errors import SpawnError, UsageError
 from tests.runtime.agents import ROOT, end_of, in_agent, receive, spec, zygote_pids
@@ -286,3 +286,28 @@ def test_spec_refuses_nonsense() -> None:
         ProcSpec(name="x", entry="m:f", env={"A=B": "c"})
     with pytest.raises(UsageError, match="empty"):
         ProcSpec(name="x", entry="m:f", env={}, cpus=frozenset())
+
+
+@in_agent
+async def test_halted_and_continued_processes_are_told(launcher: Launcher, tmp_path: Path) -> None:
+    """Once for each change, and one that is halted ends by SIGKILL as any other."""
+    child = await launcher.spawn(spec("wait"))
+    changes: asyncio.Queue[bool] = asyncio.Queue()
+    child.on_halt = lambda: changes.put_nowait(child.halted)
+    for _ in range(2):
+        child.signal(signal.SIGSTOP)
+        assert await changes.get()
+        child.signal(signal.SIGCONT)
+        assert not await changes.get()
+    child.signal(signal.SIGSTOP)
+    assert await changes.get()
+    child.kill()
+    assert signal.SIGKILL == (await child.exited).signal
+    assert changes.empty()
+    child.close()
+
+
+def test_lack_of_memory_is_told_with_the_end() -> None:
+    """Where the kernel has said so, and only there."""
+    assert "killed by signal 9 (SIGKILL), out of memory" == Exit(signal=9, oom=True).describe()
+    assert "killed by signal 9 (SIGKILL)" == Exit(signal=9).describe()

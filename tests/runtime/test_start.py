@@ -46,6 +46,17 @@ class Probe(Actor):
         await asyncio.sleep(1000)
 
 
+class Early(Actor):
+    """Looks while it is constructed."""
+
+    def __init__(self) -> None:
+        self.found = list(SEEN_BY_BOOTSTRAP)
+
+    @endpoint
+    async def seen(self) -> list[str]:
+        return self.found
+
+
 def note_rank() -> None:
     """A bootstrap: the environment is there already."""
     SEEN_BY_BOOTSTRAP.append(os.environ["RANK"])
@@ -105,6 +116,12 @@ async def test_each_rank_has_its_own_environment_cpus_and_directory(tmp_path: Pa
     assert [
         {"rank": rank, "removed": None, "cpus": [cpu], "cwd": str(tmp_path), "bootstrap": [rank], "preloaded": True} for rank in ("0", "1")
     ] == seen
+
+
+async def test_a_bootstrap_runs_before_what_is_spawned_at_once() -> None:
+    """A constructor finds what the bootstrap has set, though nobody has waited for the processes to be up."""
+    procs = this_host().spawn_procs({"gpus": 2}, env={"RANK": "7"}, bootstrap=note_rank, name="at once")
+    assert [["7"], ["7"]] == list((await procs.spawn("early", Early).seen.call()).values())
 
 
 @pytest.mark.parametrize(

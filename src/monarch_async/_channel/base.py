@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Connection", "Receiver"]
+__all__ = ["Connection", "Middle", "Receiver"]
 
 
 class Connection(Protocol):
@@ -42,3 +42,7 @@ class Receiver(Protocol):
 
     def lost(self, connection: Connection, error: Exception | None) -> None:
         """Called once, last: the connection is gone."""
+
+
+class Middle(Connection, Receiver, Protocol):
+    """Stands between a connection and its receiver: to each of them it is the other."""

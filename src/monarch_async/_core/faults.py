@@ -150,7 +150,9 @@ def _put_together(parts: Any) -> Exception:
 
 def _make(kind: type, arguments: tuple[Any, ...], state: dict[str, Any]) -> Any:
     native = _native(kind)
-    exc = native.__new__(kind, *arguments)
+    # `MemoryError` keeps a stock of its own, and refuses to make what is laid out as its other base.
+    maker = BaseException if native is MemoryError and issubclass(kind, ActorError) else native
+    exc = maker.__new__(kind, *arguments)
     native.__init__(exc, *arguments)
     for name, value in state.items():
         try:

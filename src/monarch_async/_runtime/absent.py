@@ -7,6 +7,7 @@ One that is not known may be on its way: its spawn can come over another link th
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ REMEMBERED = 100_000
 
 
 class DeadLetter(NamedTuple):
-    """A message that nobody got and nobody waits for. `when` is in seconds of the runtime's loop."""
+    """A message that nobody got and nobody waits for. `when` is in seconds since the epoch."""
 
     actor: str
     endpoint: str
@@ -31,13 +32,18 @@ class DeadLetter(NamedTuple):
 class DeadLetters:
     """The last `keep` of them, and how many there were."""
 
+    __slots__ = ("count", "last")
+
     def __init__(self, keep: int) -> None:
         self.last: deque[DeadLetter] = deque(maxlen=keep)
         self.count = 0
 
-    def add(self, actor: object, endpoint: str, evidence: Evidence, now: float) -> None:
+    def add(self, actor: object, endpoint: str, evidence: Evidence) -> None:
         self.count += 1
-        self.last.append(DeadLetter(str(actor), endpoint, evidence.text, now))
+        self.last.append(DeadLetter(str(actor), endpoint, evidence.text, time.time()))
+
+    def __repr__(self) -> str:
+        return f"<DeadLetters: {self.count}{f', the last: {self.last[-1]}' if self.last else ''}>"
 
 
 class Absent:
@@ -63,6 +69,10 @@ class Absent:
             parked = self._parked[key] = []
             self._loop.call_later(self._grace, self._give_up, key)
         parked.append(message)
+
+    def why_ended(self, key: int) -> tuple[Identity, Evidence] | None:
+        """Who an actor was that is gone, and why it is, where that is known."""
+        return self._ended.get(key)
 
     def has_ended(self, key: int) -> bool:
         """Whether it is known that an actor is gone, and why."""
@@ -96,7 +106,7 @@ class Absent:
             error = died(evidence, identity.mesh, identity.rank, started=False, incarnation=identity.incarnation)
             message.origin.refuse(message, error)
         else:
-            self._letters.add(identity, message.endpoint, evidence, self._loop.time())
+            self._letters.add(identity, message.endpoint, evidence)
             if message.lane is not None:
                 message.lane.credit(1, 0)
             else:

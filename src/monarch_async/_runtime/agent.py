@@ -25,6 +25,7 @@ from monarch_async._runtime.connect import join_network
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.control import NETWORK, STOP, ControlWriter
 from monarch_async._runtime.fanout import FanOut
+from monarch_async._runtime.health import HealthWatch
 from monarch_async._runtime.launcher import Launcher
 from monarch_async._runtime.output import OutputReader
 from monarch_async._runtime.peer import Peer
@@ -66,6 +67,7 @@ class Agent:
         self._gone_texts: deque[str] = deque()  # which of them are gone, the oldest first
         self._expected: dict[str, str] = {}  # successors that nobody has started yet; whose owner each is, by uid
         self._network: Network | None = None
+        self.health = HealthWatch()
         self.ending = asyncio.Event()  # the client wants this agent to end
         self.runtime: Runtime
         self.broker: Broker
@@ -74,7 +76,7 @@ class Agent:
     def table(self) -> Mapping[str, Callable[..., Any]]:
         """The functions for the runtime's service."""
         names = ("spawn_procs", "stop_procs", "kill_procs", "keep_procs", "give_up_procs", "output_text", "listen", "end_job")
-        return {name: getattr(self, name) for name in names}
+        return {**{name: getattr(self, name) for name in names}, "health": self.health.tell}
 
     def bind(self, runtime: Runtime, network: Network | None) -> None:
         self.runtime = runtime
@@ -82,6 +84,7 @@ class Agent:
             self._network = network
             join_network(runtime, network)
         self.broker = Broker(runtime)
+        self.health.bind(runtime)
         FanOut(runtime, self._address)
         self._launcher.attach(runtime.loop)
         runtime.on_link_ended.append(self._link_ended)
@@ -108,11 +111,12 @@ class Agent:
         runtime = self.runtime
         me = me._replace(unix=runtime.me.unix, tcp=runtime.me.tcp)
         network = self._network
+        slot = self.health.expect(request)
         try:
             spec = ProcSpec(
                 name=f"{me.name}-{me.rank}",
                 entry=ENTRY,
-                payload=ProcConfig(me, runtime.me, runtime.client, runtime.key, network, runtime.options).pack(),
+                payload=ProcConfig(me, runtime.me, runtime.client, runtime.key, network, runtime.options, slot).pack(),
                 env=request.env,
                 cwd=request.cwd,
                 sys_path=request.sys_path,
@@ -121,8 +125,11 @@ class Agent:
             )
             child = await self._launcher.spawn(spec)
         except Exception as error:  # whatever it is, who waits for this process must hear of it
-            self._bury(request, Evidence(f"was never started: {error}"), returns=request.returns)
+            never = Evidence(f"was never started: {error}")
+            self._bury(request, never, returns=request.returns)
+            self.health.ended(me.uid, never)
             raise
+        self.health.watch(me.uid, child)
         proc = _Proc(request, child, runtime.loop)
         if self._network is not network:  # it came meanwhile
             self._tell_network(proc)
@@ -141,6 +148,7 @@ class Agent:
         They may come back only if `returns`.
         """
         procs = [self._procs[uid] for uid in uids if uid in self._procs]
+        self.health.expect_end(uids)
         for proc in procs:
             proc.returns = returns
             proc.control.send(STOP)
@@ -152,6 +160,7 @@ class Agent:
     async def kill_procs(self, message: Message | None, uids: list[str], returns: bool = False) -> None:
         """SIGKILL; the answer comes when all are gone. They may come back only if `returns`."""
         procs = [self._procs[uid] for uid in uids if uid in self._procs]
+        self.health.expect_end(uids)
         for proc in procs:
             proc.returns = returns
             proc.child.kill()
@@ -169,6 +178,7 @@ class Agent:
         for uid in uids:
             if self._expected.pop(uid, None) is not None:
                 self.broker.gone(uid, evidence)
+                self.health.given_up(uid, evidence)
 
     def output_text(self, message: Message, uid: str) -> str:
         """All that a process has printed, as far as it is kept. `LookupError` for one that never was here, or is long gone."""
@@ -215,7 +225,7 @@ class Agent:
     async def _exited(self, proc: _Proc) -> None:
         how = proc.child.exited.result()
         me = proc.request.me
-        evidence = Evidence(how.describe(), how.code, how.signal)
+        evidence = self.health.ended(me.uid, Evidence(how.describe(), how.code, how.signal))
         # Its last words come before the news of its end.
         proc.output.resume()
         try:
@@ -242,6 +252,7 @@ class Agent:
             evidence = evidence._replace(next=successor(uid))
             self.broker.announce(evidence.next)
             self._expected[evidence.next] = request.owner.uid
+            self.health.returning(evidence.next, evidence)
         self.broker.gone(uid, evidence)
         return evidence
 

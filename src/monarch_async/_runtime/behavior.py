@@ -62,6 +62,7 @@ class Residence(Protocol):
     busy: set[Any]
     indebted: set[Debt]
     ticking: bool
+    on_spawn: list[Callable[[Any], None]]  # told of each life of an actor before it begins; may change its handlers
 
     @property
     def local(self) -> Origin:

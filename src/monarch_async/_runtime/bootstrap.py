@@ -24,6 +24,7 @@ from monarch_async._runtime.control import ENDING, Control, ControlWriter
 from monarch_async._runtime.launcher import Launcher
 from monarch_async._runtime.loops import loop_factory
 from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.pulse import make_page
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import base_service
 from monarch_async._runtime.start import READY, remove_directory
@@ -47,6 +48,7 @@ def main(fd: int) -> None:
     sys.path[:] = config.sys_path
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     factory = loop_factory()  # now, so that the zygotes have what it needs
+    make_page()
     launcher = Launcher.start()
     try:
         with asyncio.Runner(loop_factory=factory) as runner:

@@ -83,6 +83,7 @@ class Child:
         control: this end of its control socket (`SOCK_SEQPACKET`, non-blocking).
         stdout, stderr: non-blocking descriptors to read its output from.
         exited: done when the process is gone and its group has been killed.
+        halted: whether a signal has halted it (SIGSTOP), until SIGCONT; `on_halt` is called when that changes.
     """
 
     def __init__(self, spec: ProcSpec, loop: asyncio.AbstractEventLoop, on_close: Callable[[Child], object]) -> None:
@@ -90,6 +91,8 @@ class Child:
         self.pid = 0
         self.pidfd = self.stdout = self.stderr = -1
         self.exited: asyncio.Future[Exit] = loop.create_future()
+        self.halted = False
+        self.on_halt: Callable[[], object] = lambda: None
         self._loop = loop
         self._on_close = on_close
         self._watching = False
@@ -131,6 +134,12 @@ class Child:
         """Kill, and close when it is gone: nobody wants it any more."""
         self.exited.add_done_callback(lambda _: self.close())
         self.kill()
+
+    def halt(self, halted: bool) -> None:
+        """A signal has halted it, or it goes on. For the launcher."""
+        if halted != self.halted:
+            self.halted = halted
+            self.on_halt()
 
     def settle(self, how: Exit) -> None:
         """Say how it ended. For the launcher."""

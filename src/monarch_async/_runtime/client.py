@@ -125,7 +125,7 @@ class Client:
 
     @property
     def table(self) -> Mapping[str, Callable[..., Any]]:
-        return {"output": self.output, "proc_exited": self.proc_exited}
+        return {"output": self.output, "proc_exited": self.proc_exited, "warn": self.warn}
 
     def _first_answer(self) -> None:
         """The agent is up, or ended before it was."""
@@ -169,6 +169,10 @@ class Client:
     def proc_exited(self, message: Message, address: ProcAddress, evidence: Evidence) -> None:
         """A process that this runtime has started is gone."""
         self.runtime.peer(address).gone(evidence)
+
+    def warn(self, message: Message, text: str) -> None:
+        """What the user should know of, though nothing has failed."""
+        self.runtime.log.warning("%s", text)
 
     def output(self, message: Message, mesh: str, rank: int, size: int, stream: Stream, lines: list[str]) -> None:
         """A process has printed something."""

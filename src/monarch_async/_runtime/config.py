@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 import msgpack
 
 from monarch_async._channel.tls import TLS
+from monarch_async._runtime.pulse import NO_SLOT
 from monarch_async.ids import ProcAddress
 from monarch_async.options import Options
 
@@ -49,7 +50,10 @@ def _pack(config: ProcConfig | AgentConfig) -> bytes:
 
 
 class ProcConfig(NamedTuple):
-    """For a proc: who it is, whom it works for, the secret of its host, and that of the network once the job has other hosts."""
+    """For a proc: who it is, whom it works for, the secret of its host, and that of the network once the job has other hosts.
+
+    `slot` is its place on the page of `pulse`.
+    """
 
     me: ProcAddress
     agent: ProcAddress
@@ -57,6 +61,7 @@ class ProcConfig(NamedTuple):
     key: bytes
     network: Network | None
     options: Options
+    slot: int = NO_SLOT
 
     def pack(self) -> bytes:
         return _pack(self)
@@ -71,6 +76,7 @@ class ProcConfig(NamedTuple):
             fields["key"],
             Network.from_map(fields["network"]) if fields["network"] else None,
             Options(**fields["options"]),
+            fields["slot"],
         )
 
 
@@ -119,3 +125,4 @@ class SpawnRequest(NamedTuple):
     preload: tuple[str, ...]
     cpus: frozenset[int] | None
     returns: bool = False  # when it ends, its owner may start a successor
+    kill_stuck: bool = False  # after the option `stuck_kill_after`

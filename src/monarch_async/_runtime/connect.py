@@ -19,8 +19,10 @@ import logging
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from monarch_async._channel.base import Middle
 from monarch_async._channel.dial import Gone, connect, parse_tcp, query
 from monarch_async._channel.stream import Stream, authenticate, open_stream
 from monarch_async._core.events import Evidence
@@ -57,6 +59,7 @@ class Party(Protocol):
     tls_server: ssl.SSLContext | None
     hosts_up: dict[str, asyncio.Future[None]]
     closing: bool
+    wrap_connection: Callable[[Link, Stream, bool], Middle] | None
 
     def peer(self, address: ProcAddress) -> Peer: ...
 
@@ -224,7 +227,7 @@ async def _greet(runtime: Party, peer: Peer, link: Link, sock: socket.socket, wh
         if link.ended:
             stream.abort()
             return
-        _attach(link, stream, done, done.welcome.get("received"), sealed=remote and tls is None)
+        _attach(runtime, link, stream, done, done.welcome.get("received"), sealed=remote and tls is None)
     except ProtocolError:
         stream.abort()
         raise
@@ -267,7 +270,7 @@ async def accept(runtime: Party, sock: socket.socket) -> None:
         stream.close()
         return
     try:
-        _attach(found[0], stream, done, done.peer.get("received"), sealed=remote and runtime.tls_server is None)
+        _attach(runtime, found[0], stream, done, done.peer.get("received"), sealed=remote and runtime.tls_server is None)
     except ProtocolError as error:
         stream.abort()
         runtime.log.warning("a connection was refused: %s", error)
@@ -289,12 +292,13 @@ def _find_link(runtime: Party, hello: dict[str, Any]) -> Link | None:
     return link
 
 
-def _attach(link: Link, stream: Stream, done: Established, received: Any, *, sealed: bool) -> None:
+def _attach(runtime: Party, link: Link, stream: Stream, done: Established, received: Any, *, sealed: bool) -> None:
     if not isinstance(received, int):
         raise ProtocolError("the peer did not say what it has received")
     seals = (Seal(done.send_key), Seal(done.receive_key)) if sealed else None
-    link.attach(stream, received, seals)
-    stream.bind(link, done.rest)
+    middle = runtime.wrap_connection(link, stream, sealed) if runtime.wrap_connection is not None else None
+    link.attach(middle or stream, received, seals)
+    stream.bind(middle or link, done.rest)
 
 
 def address_fields(address: ProcAddress) -> dict[str, Any]:

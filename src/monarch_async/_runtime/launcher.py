@@ -123,6 +123,8 @@ class _Zygote:
                 child, started = self.starting.pop(request)
                 child.close()
                 _fail(started, SpawnError(f"{child.spec.name} could not be started: {message['text']}"))
+            case "halted" | "continued", _:
+                self.running[request].halt(message["kind"] == "halted")
             case _:
                 self.running.pop(request).settle(
                     Exit(code=message["code"], signal=message["signal"], max_rss=message["max_rss"], oom=message["oom"])

@@ -61,6 +61,7 @@ class Life:
         self.thread: ActorThread | None = None
         self.debt = Debt(key, limit, runtime.indebted)
         self._ending: asyncio.Task[None] | None = None
+        self.watchers: set[asyncio.Future[tuple[Identity, Evidence]]] = set()  # told when the present life is over
 
     def own_thread(self) -> ActorThread:
         """The thread of this actor's synchronous handlers, started when first needed."""
@@ -159,6 +160,8 @@ class Life:
         self.context = contextvars.copy_context()
         self.evidence = self._ending = None
         self.state = CellState.STARTING
+        for heard in self.runtime.on_spawn:
+            heard(self)
         self.start()
 
     def start(self) -> None:
@@ -234,6 +237,9 @@ class Life:
             await self._clean_up(error)
         if self.thread is not None:
             self.thread.stop()
+        for watcher in self.watchers:
+            if not watcher.done():
+                watcher.set_result((self.identity, self.evidence))
         self.thread = self.task = self.instance = None
         runtime.busy.discard(self)
         if self.returns:

@@ -14,8 +14,10 @@ from monarch_async._runtime.context import Message
 from monarch_async._runtime.control import Control
 from monarch_async._runtime.current import install
 from monarch_async._runtime.loops import new_event_loop
+from monarch_async._runtime.pulse import NO_SLOT, inherited_page
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import base_service
+from monarch_async._runtime.watchdog import Watchdog
 from monarch_async.ids import ProcAddress
 
 __all__ = ["run"]
@@ -42,6 +44,9 @@ async def _serve(config: ProcConfig, control: socket.socket) -> None:
     if config.network is not None:
         join_network(runtime, config.network)
     install(runtime)
+    page = inherited_page()
+    if page is not None and config.slot != NO_SLOT:
+        Watchdog(runtime, page.slot(config.slot)).start()
     stop = asyncio.Event()
     # Without its agent there is nobody who would end this process and what it has started.
     reader = Control(runtime, control, on_stop=stop.set, on_end=lambda: os._exit(1))

@@ -19,7 +19,9 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from monarch_async._channel.base import Middle
 from monarch_async._channel.pool import BufferPool
+from monarch_async._channel.stream import Stream
 from monarch_async._channel.torch_hook import install as install_tensor_reducers
 from monarch_async._core.codec import loads
 from monarch_async._core.events import Evidence, Failure, Identity
@@ -92,6 +94,9 @@ class Runtime:
         self.on_failure: Callable[[Cell, BaseException, str], None] = lambda cell, error, endpoint: None
         self.on_left: Callable[[Cell, str], None] = lambda cell, reason: None
         self.others_wait: Callable[[Origin, Sequence[Step]], Coroutine[Any, Any, bool]]  # see `Observer`; set by the service
+        self.on_spawn: list[Callable[[Any], None]] = []  # told of each life of an actor before it begins; may change its handlers
+        self.wrap_connection: Callable[[Link, Stream, bool], Middle] | None = None  # puts something on the way of new ones; True: sealed
+        self.on_cell_added: list[Callable[[Cell], None]] = []
         self.on_peer_gone: list[Callable[[Peer], None]] = []
         self.on_link_ended: list[Callable[[Peer, Evidence], None]] = []
         self.on_session_over: list[Callable[[Peer, Link], None]] = []  # the same, for those who keep the links' books; called before
@@ -254,6 +259,8 @@ class Runtime:
     def add_cell(self, cell: Cell) -> None:
         """An actor is here from now on; what was sent to it before goes to it first."""
         self.cells[cell.key] = cell
+        for told in self.on_cell_added:
+            told(cell)
         cell.start()
         for message in self._absent.arrived(cell.key):
             cell.post(message)
@@ -271,6 +278,10 @@ class Runtime:
         if not self._absent.has_ended(key):
             self._absent.ended(key, identity, evidence)
 
+    def why_ended(self, key: int) -> tuple[Identity, Evidence] | None:
+        """Who an actor was that has been here, and why it is gone, where that is known."""
+        return self._absent.why_ended(key)
+
     def failed(self, cell: Cell, error: BaseException, endpoint: str) -> None:
         """An actor of this process can't go on."""
         self.on_failure(cell, error, endpoint)
@@ -281,7 +292,7 @@ class Runtime:
 
     def dead_letter(self, actor: object, endpoint: str, evidence: Evidence) -> None:
         """A message that wants no answer could not be delivered."""
-        self.dead_letters.add(actor, endpoint, evidence, self.loop.time())
+        self.dead_letters.add(actor, endpoint, evidence)
 
     def local_lane(self, key: int, mesh: str, rank: int, limit: int) -> LocalLane:
         """The account with an actor of this process."""

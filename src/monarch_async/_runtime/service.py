@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from monarch_async._core.codec import dumps, loads
 from monarch_async._core.events import Evidence, Failure, Identity
-from monarch_async._runtime.behavior import Behavior
+from monarch_async._runtime.absent import DeadLetters
+from monarch_async._runtime.behavior import Behavior, CellState
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import Message, Origin, State, Waiter, current_cell, current_message
 from monarch_async._runtime.peer import Peer
@@ -25,7 +26,7 @@ from monarch_async._runtime.suspects import Step, is_awaited
 from monarch_async.errors import ActorError, SpawnError
 from monarch_async.ids import ProcAddress
 
-__all__ = ["Answer", "Owner", "Place", "ask", "ask_many", "base_service", "tell"]
+__all__ = ["Answer", "Owner", "Place", "ask", "ask_many", "base_service", "cancel", "tell"]
 
 SERVICE = 0
 _LIMIT = 1 << 40
@@ -81,6 +82,14 @@ def ask_many(
         pickled = pickled or dumps((args, {}))
         lane = runtime.peer(address).lane(SERVICE, str(address), address.rank, _LIMIT, _LIMIT)
         lane.call(name, request, rank, *pickled, None, waiter)
+
+
+def cancel(runtime: Runtime, address: ProcAddress, request: int) -> None:
+    """The answer of a service is not wanted any more."""
+    if address.uid == runtime.me.uid:
+        runtime.cancel_request(request, runtime.local_lane(SERVICE, "runtime", 0, _LIMIT), "cancelled")
+    else:
+        runtime.cancel_request(request, runtime.peer(address).lane(SERVICE, str(address), address.rank, _LIMIT, _LIMIT), "cancelled")
 
 
 def tell(runtime: Runtime, address: ProcAddress, name: str, *args: Any) -> None:
@@ -163,6 +172,8 @@ class Service:
         cell.owner = (cell.place.spawner, owner)
         cell.returns, cell.saved, cell.save_every = returns, saved, save_every
         cell.on_constructed = told
+        for heard in runtime.on_spawn:
+            heard(cell)
         runtime.add_cell(cell)
         return LATER
 
@@ -171,6 +182,25 @@ class Service:
         cell = self.runtime.cells.get(key)
         if cell is not None:
             await asyncio.shield(cell.suspend(reason))
+
+    async def watch(self, message: Message, key: int) -> tuple[Identity, Evidence]:
+        """Answers when the present life of an actor is over, at once if it is: with who it was and why."""
+        cell = self.runtime.cells.get(key)
+        if cell is None or cell.state is CellState.RESTARTING:
+            if cell is not None and cell.evidence is not None:
+                return cell.identity, cell.evidence
+            unknown = Identity(f"actor {key:#x}", "", message.rank), Evidence("is not here: it was never spawned, or ended long ago")
+            return self.runtime.why_ended(key) or unknown
+        over: asyncio.Future[tuple[Identity, Evidence]] = self.runtime.loop.create_future()
+        cell.watchers.add(over)
+        try:
+            return await over
+        finally:
+            cell.watchers.discard(over)
+
+    def dead_letters(self, message: Message) -> DeadLetters:
+        """Messages that could not be delivered here."""
+        return self.runtime.dead_letters
 
     def keep(self, message: Message, key: int) -> None:
         """From now on this actor may come back when it ends."""
@@ -319,5 +349,5 @@ def _lost(members: Sequence[Member], peer: Peer) -> Failure:
 def base_service() -> tuple[Service, Mapping[str, Callable[..., Any]]]:
     """The service of a process that runs actors, and its table."""
     service = Service()
-    names = ("spawn", "stop", "suspend", "keep", "save", "ping", "bootstrap", "is_waiting", "failed", "failed_elsewhere")
-    return service, {name: getattr(service, name) for name in names}
+    names = "spawn stop suspend keep save watch dead_letters ping bootstrap is_waiting failed failed_elsewhere"
+    return service, {name: getattr(service, name) for name in names.split()}

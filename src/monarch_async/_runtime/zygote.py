@@ -20,7 +20,7 @@ Nothing outlives its owner, whichever one process is lost to SIGKILL:
 
 Rules: a pid is signalled only between its fork and its reaping, both done here, so never one that was reused. Zygotes never collect
 garbage: it would unshare the memory. They answer each request with `started` (and a pidfd) or `refused`, and report each end of a child
-with `exited`.
+with `exited`, and each time that it is halted by a signal or goes on with `halted` and `continued`.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ class _Zygote(ABC):
                 if self._wakeup in ready and signal.SIGTERM in os.read(self._wakeup, 4096):
                     break
                 self._reap()
+                self._tell_halts()
                 if ready.get(self._wire.fileno(), 0) & ~select.POLLOUT:
                     for received in self._wire.receive():
                         self._serve(received)
@@ -159,6 +160,13 @@ class _Zygote(ABC):
             _, status, usage = os.wait4(pid, 0)
             if request is not None:
                 self._report(request, status, usage.ru_maxrss * 1024)
+
+    def _tell_halts(self) -> None:
+        """Tell of children that a signal has halted, or let go on."""
+        while change := _halted_or_continued():
+            pid, kind = change
+            if pid in self._children:
+                self._wire.send({"kind": kind, "id": self._children[pid]})
 
     def _report(self, request: int, status: int, max_rss: int) -> None:
         ooms = oom_kills() or 0
@@ -288,6 +296,15 @@ def _dead_child() -> int:
     except ChildProcessError:
         return 0
     return state.si_pid if state else 0
+
+
+def _halted_or_continued() -> tuple[int, str] | None:
+    """The pid of a child that was halted or continued, and which of the two; each change once."""
+    try:
+        state = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (state.si_pid, "continued" if state.si_code == os.CLD_CONTINUED else "halted") if state else None
 
 
 def _kill(pid: int) -> None:

@@ -33,9 +33,7 @@ def inside(package: str, text: str) -> list[str]:
 
 LAYERS: dict[str, list[str]] = {
     "L0": words("errors ids points shape clock options restart instrument"),
-    "L1": inside(
-        "_core", "events lines binding stories codec faults framing handshake session reader order intensity supervision_states supervision"
-    ),
+    "L1": inside("_core", "events lines binding stories codec faults framing handshake session reader order intensity supervision_states supervision"),
     "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment"),
     "L3": inside(
         "_runtime",

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from monarch_async import Actor, ActorDied, MeshFailure, Point, SpawnError, UsageError, configure, endpoint, this_host
+from monarch_async.ambient import current_runtime
 from tests.runtime.agents import wait_gone
 
 SEEN_BY_BOOTSTRAP: list[str] = []
@@ -46,15 +47,20 @@ class Probe(Actor):
         await asyncio.sleep(1000)
 
 
-class Early(Actor):
-    """Looks while it is constructed."""
+HEARD: list[str] = []
 
-    def __init__(self) -> None:
-        self.found = list(SEEN_BY_BOOTSTRAP)
+
+class Early(Actor):
+    """Tells which actors the hook of a bootstrap has heard of."""
 
     @endpoint
-    async def seen(self) -> list[str]:
-        return self.found
+    async def heard(self) -> list[str]:
+        return HEARD
+
+
+def hear_of_spawns() -> None:
+    """A bootstrap that installs a hook."""
+    current_runtime().on_spawn.append(lambda cell: HEARD.append(str(cell.identity)))
 
 
 def note_rank() -> None:
@@ -119,9 +125,9 @@ async def test_each_rank_has_its_own_environment_cpus_and_directory(tmp_path: Pa
 
 
 async def test_a_bootstrap_runs_before_what_is_spawned_at_once() -> None:
-    """A constructor finds what the bootstrap has set, though nobody has waited for the processes to be up."""
-    procs = this_host().spawn_procs({"gpus": 2}, env={"RANK": "7"}, bootstrap=note_rank, name="at once")
-    assert [["7"], ["7"]] == list((await procs.spawn("early", Early).seen.call()).values())
+    """Nobody has waited for the processes to be up: still, what it installs is there for the first actor."""
+    procs = this_host().spawn_procs({"gpus": 2}, bootstrap=hear_of_spawns, name="at once")
+    assert [["early[0]"], ["early[1]"]] == list((await procs.spawn("early", Early).heard.call()).values())
 
 
 @pytest.mark.parametrize(

@@ -190,3 +190,20 @@ def test_random_faults_that_can_not_be() -> None:
     assert () == faults.plan.faults
     with pytest.raises(TypeError, match="a seed is a whole number"):
         Faults("x")  # type: ignore[arg-type]
+
+
+def test_exceptions_that_could_not_be_made_again() -> None:
+    """They are refused when they are planned, not where they would have to be raised."""
+
+    class Local(Exception):
+        pass
+
+    at = Faults(1).at(step=1, mesh="m", rank=0)
+    for error, why in [
+        (Local("x"), "can't be imported"),
+        (OSError(2, "no such file"), "by its type and one text"),
+        (UnicodeDecodeError, "can't be made from a text alone"),
+        (int, "an exception or its type is wanted"),
+    ]:
+        with pytest.raises(TypeError, match=why):
+            at.fail(error)  # type: ignore[arg-type]

@@ -13,6 +13,9 @@ Four kinds of actors do the work, each in processes of its own:
 The held-out loss begins near ln 96 ≈ 4.56 nats per character, which is guessing, and has to fall by at least 2.5 nats (with --quick: by
 0.8); otherwise, or if the trainers' weights differ, the exit status is 1. That takes about a minute on two cores. The same seed and number
 of trainers give the same losses. The loss curve is written to out/loss.svg.
+
+A trainer that is lost costs some steps and no more: all trainers begin again from their last checkpoint, the lost one in a new process.
+With --kill-one the program kills one in mid-run, and ends with the very losses of a run in which that did not happen.
 """
 
 from __future__ import annotations
@@ -20,10 +23,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import os
+import signal
 import sys
 import time
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 try:
     import torch
@@ -35,10 +41,11 @@ from lm.curve import write_curve
 from lm.model import CharTransformer, Config, learning_rate_at, next_character_loss
 from lm.text import decode, encode, read_corpus
 
-from monarch_async import Actor, concurrent_endpoint, current_rank, current_size, endpoint, this_host
+from monarch_async import Actor, ActorDied, Restart, concurrent_endpoint, current_rank, current_size, endpoint, this_host
 
 DEFAULT_STEPS = 600
 HELD_OUT_BATCHES = 8
+CHECKPOINT_EVERY = 25  # steps
 PROMPT = "def "
 
 
@@ -70,22 +77,30 @@ class Reducer(Actor):
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.begin_round()
-
-    def begin_round(self) -> None:
-        self.parts: dict[int, torch.Tensor] = {}
-        self.mean: asyncio.Future[torch.Tensor] = asyncio.get_running_loop().create_future()
+        self.rounds: dict[int, Round] = {}
 
     @concurrent_endpoint
-    async def average(self, rank: int, part: torch.Tensor) -> torch.Tensor:
-        """Calls overlap: each waits here until the last has come."""
-        self.parts[rank] = part
-        mean = self.mean
-        if len(self.parts) == self.count:
+    async def average(self, step: int, rank: int, part: torch.Tensor) -> torch.Tensor:
+        """Calls overlap: each waits here until the last has come. A trainer that does a step once more gives the same part again."""
+        this = self.rounds.setdefault(step, Round())
+        this.parts[rank] = part
+        if len(this.parts) == self.count:
             # In order of rank: the sum of floats depends on the order.
-            mean.set_result(torch.stack([self.parts[rank] for rank in range(self.count)]).mean(dim=0))
-            self.begin_round()
-        return await mean
+            this.mean = torch.stack([this.parts[rank] for rank in range(self.count)]).mean(dim=0)
+            this.complete.set()
+            self.rounds.clear()
+        await this.complete.wait()
+        return this.mean
+
+
+class Round:
+    """The gradients of one step."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        self.parts: dict[int, torch.Tensor] = {}
+        self.complete = asyncio.Event()
 
 
 class Trainer(Actor):
@@ -99,6 +114,15 @@ class Trainer(Actor):
         self.model = CharTransformer(config)
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, betas=(0.9, 0.95), weight_decay=0.01)
+        self.steps = 0
+
+    def __checkpoint__(self) -> dict[str, Any]:
+        return {"steps": self.steps, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def __restore__(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
 
     @endpoint
     def step(self, step: int) -> float:
@@ -110,7 +134,7 @@ class Trainer(Actor):
         loss.backward()  # type: ignore[no-untyped-call]
 
         gradient = torch.cat([parameter.grad.flatten() for parameter in self.parameters if parameter.grad is not None])
-        mean = self.reducer.average.call_one(rank, gradient).get()
+        mean = self.reducer.average.call_one(step, rank, gradient).get()
         parts = torch.split(mean, [parameter.numel() for parameter in self.parameters])
         for parameter, part in zip(self.parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)
@@ -119,7 +143,28 @@ class Trainer(Actor):
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate_at(step, self.config)
         self.optimizer.step()
+        self.steps = step + 1
         return loss.item()
+
+    @endpoint
+    def save(self) -> None:
+        self.checkpoint().get()
+
+    @endpoint
+    def steps_done(self) -> int:
+        return self.steps
+
+    @endpoint
+    def state(self) -> dict[str, Any]:
+        return self.__checkpoint__()
+
+    @endpoint
+    def adopt(self, state: dict[str, Any]) -> None:
+        self.__restore__(state)
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
 
     @endpoint
     def held_out_losses(self) -> list[float]:
@@ -144,7 +189,19 @@ class Trainer(Actor):
         return decode(ids)
 
 
-async def train(config: Config, trainer_count: int, fall_wanted: float, out: Path) -> bool:
+async def back_to_checkpoint(trainers: Trainer) -> int:
+    """After a trainer was lost: wait until all are up again, and see to it that they go on from the same step; returns that."""
+    done = await trainers.steps_done.call()
+    latest = max(done.values())
+    if min(done.values()) < latest:  # it was lost while the others took their checkpoint
+        ahead, behind = ([point.rank for point, steps in done.items() if (steps == latest) is there] for there in (True, False))
+        state = await trainers.slice(trainers=ahead[0]).state.call_one()
+        for rank in behind:
+            await trainers.slice(trainers=rank).adopt.call_one(state)
+    return latest
+
+
+async def train(config: Config, trainer_count: int, fall_wanted: float, out: Path, kill_one: bool) -> bool:
     """Spawn the actors, train, report; whether all went as it should."""
     began = time.monotonic()
     host = this_host()
@@ -155,7 +212,8 @@ async def train(config: Config, trainer_count: int, fall_wanted: float, out: Pat
 
     loader = loader_proc.spawn("loader", DataLoader, config)
     reducer = reducer_proc.spawn("reducer", Reducer, trainer_count)
-    trainers = trainer_procs.spawn("trainers", Trainer, config, loader, reducer)
+    together = Restart(strategy="one_for_all", max_restarts=3, within=60.0)
+    trainers = trainer_procs.spawn("trainers", Trainer, config, loader, reducer, restart=together)
     await trainers
     print(await loader.describe.call_one())
     print(f"{trainer_count} trainers are up after {time.monotonic() - began:.1f} s")
@@ -164,6 +222,7 @@ async def train(config: Config, trainer_count: int, fall_wanted: float, out: Pat
         losses = list(chain.from_iterable((await trainers.held_out_losses.call()).values()))
         return sum(losses) / len(losses)
 
+    victim = await trainers.slice(trainers=trainer_count - 1).pid.call_one()
     train_curve: list[tuple[float, float]] = []
     held_out_curve = [(0.0, await held_out_loss())]
     tokens_a_step = trainer_count * config.rows * config.context
@@ -171,13 +230,28 @@ async def train(config: Config, trainer_count: int, fall_wanted: float, out: Pat
     with progress_bar() as bar:
         task = bar.add_task("training", total=config.steps, loss=held_out_curve[0][1], held_out=held_out_curve[0][1], speed=0.0)
         began = time.monotonic()
-        for step in range(config.steps):
-            losses = list((await trainers.step.call(step)).values())
-            train_curve.append((step + 1, sum(losses) / len(losses)))
-            if (step + 1) % look_every == 0 or step + 1 == config.steps:
-                held_out_curve.append((step + 1, await held_out_loss()))
-            speed = tokens_a_step * (step + 1) / (time.monotonic() - began)
-            bar.update(task, advance=1, loss=train_curve[-1][1], held_out=held_out_curve[-1][1], speed=speed)
+        step = 0
+        while step < config.steps:
+            answers = trainers.step.call(step)
+            if kill_one and step == config.steps // 2:
+                kill_one = False
+                os.kill(victim, signal.SIGKILL)
+            try:
+                losses = list((await answers).values())
+                step += 1
+                if step % look_every == 0 or step == config.steps:
+                    held_out_curve.append((step, await held_out_loss()))
+                if step % CHECKPOINT_EVERY == 0:
+                    await trainers.save.call()
+            except ActorDied as lost:
+                step = await back_to_checkpoint(trainers)
+                bar.console.print(f"{lost.mesh}[{lost.rank}] was lost ({lost.reason}); all go on from step {step}")
+                train_curve = train_curve[:step]
+                held_out_curve = [(at, loss) for at, loss in held_out_curve if at <= step]
+                continue
+            train_curve.append((step, sum(losses) / len(losses)))
+            speed = tokens_a_step * step / (time.monotonic() - began)
+            bar.update(task, completed=step, loss=train_curve[-1][1], held_out=held_out_curve[-1][1], speed=speed)
     took = time.monotonic() - began
 
     digests = set((await trainers.digest_of_weights.call()).values())
@@ -216,6 +290,7 @@ def main() -> int:
     parser.add_argument("--trainers", type=at_least_one, default=2, help="processes that train (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="decides weights, batches and sample (default: 0)")
     parser.add_argument("--out", type=Path, default=Path("out/loss.svg"), help="where the loss curve goes (default: out/loss.svg)")
+    parser.add_argument("--kill-one", action="store_true", help="kill a trainer in mid-run")
     parser.add_argument("--quick", action="store_true", help="a tiny model for a few seconds")
     options = parser.parse_args()
     if options.quick:
@@ -229,7 +304,7 @@ def main() -> int:
     except OSError as error:
         parser.error(f"--out can't be written: {error}")
     try:
-        good = asyncio.run(train(config, options.trainers, 0.8 if options.quick else 2.5, options.out))
+        good = asyncio.run(train(config, options.trainers, 0.8 if options.quick else 2.5, options.out, options.kill_one))
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130

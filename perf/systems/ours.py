@@ -241,7 +241,7 @@ class System:
         return {"kill": samples}
 
     async def import_library(self, count: int) -> Samples:
-        """An interpreter that imports the library and ends, and one that also loads what a first program needs; fails if torch comes with it."""
+        """Interpreters that import the library and end: the package, and what a first program needs; fails if torch comes with it."""
         package = "import sys, monarch_async; sys.exit('torch' in sys.modules)"
         names = "import sys; from monarch_async import Actor, endpoint, this_host; sys.exit('torch' in sys.modules)"
         return {"import_library": start_seconds(package, count), "import_names": start_seconds(names, count)}

@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     from monarch_async.options import Options
     from monarch_async.port import Channel, Port, PortReceiver
     from monarch_async.procs import ProcMesh, this_proc
+    from monarch_async.restart import Backoff, Restart
     from monarch_async.shape import Extent, Point, Shape
     from monarch_async.supervise import MeshFailure, unhandled_fault_hook
+    from monarch_async.supervisors import Supervisor
     from monarch_async.value_mesh import ValueMesh
     from monarch_async.workers import TLS, attach_to_workers, run_worker_loop_forever
 
@@ -57,6 +59,7 @@ __all__ = [
     "ActorMesh",
     "AddressError",
     "AuthenticationError",
+    "Backoff",
     "CallTimeout",
     "Channel",
     "ChannelFull",
@@ -78,9 +81,11 @@ __all__ = [
     "PortReceiver",
     "ProcMesh",
     "ProcState",
+    "Restart",
     "Shape",
     "SpawnError",
     "SupervisionError",
+    "Supervisor",
     "UsageError",
     "ValueMesh",
     "VersionMismatch",
@@ -134,8 +139,10 @@ _HOMES = {
     "options": ("Options",),
     "port": ("Channel", "Port", "PortReceiver"),
     "procs": ("ProcMesh", "this_proc"),
+    "restart": ("Backoff", "Restart"),
     "shape": ("Extent", "Point", "Shape"),
     "supervise": ("MeshFailure", "unhandled_fault_hook"),
+    "supervisors": ("Supervisor",),
     "value_mesh": ("ValueMesh",),
     "workers": ("TLS", "attach_to_workers", "run_worker_loop_forever"),
 }

@@ -21,7 +21,9 @@ from monarch_async._core.binding import compile_binder
 from monarch_async._core.codec import dumps_whole, loads
 from monarch_async._core.events import Failure as MeshFailure
 from monarch_async._runtime.context import ASYNC, SYNC, Handler, Message
+from monarch_async._runtime.life import SAVE
 from monarch_async._runtime.thread import ActorThread
+from monarch_async.checkpoints import checkpoint_by_time, take_checkpoint
 from monarch_async.endpoints import Binder, EndpointDefinition, check_names, definitions_of
 from monarch_async.future import Future
 from monarch_async.port import ResponsePort
@@ -56,6 +58,8 @@ class Actor(_MeshFace):
     * ``__supervise__(self, failure: MeshFailure) -> bool``: something that this actor spawned has failed; truthy if that is dealt with,
       otherwise this actor fails too.
     * ``__cleanup__(self, exc: BaseException | None)``: the actor is stopped, or failed of `exc`.
+    * ``__checkpoint__(self)`` and ``__restore__(self, state)``, both or none: what the actor would need to go on from here, and how it does
+      so after it was constructed again. Called by `checkpoint`, and as often as the restart policy's `checkpoint_every` says.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -64,6 +68,15 @@ class Actor(_MeshFace):
 
     def __supervise__(self, failure: MeshFailure) -> Any:
         return False
+
+    def checkpoint(self) -> Future[None]:
+        """Take a checkpoint now: done when its owner's process has it, which is what the next life of this actor is given.
+
+        The state is pickled before this returns, where ``__checkpoint__`` is a ``def``. Raises `UsageError` outside of an actor and for a
+        class without ``__checkpoint__``, `TypeError` for what can't be pickled; the last good one is kept then. A state larger than the
+        option `checkpoint_bytes` is an error of the future.
+        """
+        return take_checkpoint(self)
 
     @property
     def logger(self) -> logging.Logger:
@@ -88,6 +101,9 @@ class ActorBehavior:
 
     def construct(self) -> Any:
         return self.cls(*self.args, **self.kwargs)
+
+    async def restore(self, instance: Any, saved: bytes, thread: ActorThread | None) -> None:
+        await _run(instance.__restore__, (loads(saved),), thread)
 
     async def cleanup(self, instance: Any, error: BaseException | None, thread: ActorThread | None) -> None:
         function = getattr(instance, "__cleanup__", None)
@@ -174,7 +190,8 @@ def _handlers_of(cls: type) -> tuple[Mapping[str, Handler], bool]:
     """
     definitions = definitions_of(cls)
     handlers = {name: definition.handler for name, definition in definitions.items()}
-    threaded = bool(handlers) and all(handler.kind == SYNC for handler in handlers.values())
+    handlers[SAVE] = Handler(checkpoint_by_time, ASYNC)
+    threaded = bool(definitions) and all(definition.handler.kind == SYNC for definition in definitions.values())
     for name in dir(cls):
         function = inspect.getattr_static(cls, name)
         if inspect.isfunction(function) and not name.startswith("__"):
@@ -190,6 +207,8 @@ def check_class(cls: Any) -> dict[str, EndpointDefinition[..., Any]]:
         raise TypeError(f"spawn takes a class and the arguments to construct it with, not {cls!r}: the instance is made in the process")
     if not issubclass(cls, Actor):
         raise TypeError(f"{cls.__qualname__} is no Actor: derive it from monarch_async.Actor")
+    if hasattr(cls, "__checkpoint__") != hasattr(cls, "__restore__"):
+        raise TypeError(f"{cls.__qualname__} needs both __checkpoint__ and __restore__, or none: what is saved is given back")
     definitions = definitions_of(cls)
     for definition in definitions.values():
         definition.binder  # noqa: B018  # raises for a method that lacks `self`, or the port

@@ -94,6 +94,8 @@ class Future(asyncio.Future[R]):
     def get(self, timeout: float | None = None) -> R:
         """Block this thread until the answer is there. Raises `TimeoutError` after `timeout` seconds, and the future can still be used.
 
+        In a handler that is cancelled, or whose actor ends, the future is cancelled, so that this raises `CancelledError`.
+
         Raises `UsageError` in the thread of the runtime's loop, which must not block: `await` it there.
         """
         if self.done():
@@ -101,13 +103,19 @@ class Future(asyncio.Future[R]):
         if threading.get_ident() == self.runtime.thread:
             raise UsageError("Future.get() would block the event loop that has to bring the answer: use 'await' here")
         there = threading.Event()
-        self.awaited_by = current_message.get()
+        self.awaited_by = handler = current_message.get()
+        if handler is not None:
+            handler.blocked_on = self
+            if handler.cancelled:
+                self.cancel()
         self.runtime.loop.call_soon_threadsafe(self.add_done_callback, lambda _: there.set())
         try:
             if not there.wait(timeout):
                 raise TimeoutError(f"no answer within {timeout:g} s")
         finally:
             self.awaited_by = None
+            if handler is not None:
+                handler.blocked_on = None
         return self.result()
 
     def as_asyncio(self) -> asyncio.Future[R]:

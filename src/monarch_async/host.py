@@ -6,25 +6,21 @@ meshes whose `spawn_procs` starts processes on every host of them.
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import os
 import sys
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
-from monarch_async._core.events import Failure, Identity
-from monarch_async._core.stories import format_error
 from monarch_async._runtime.config import SpawnRequest
-from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask, tell
 from monarch_async.ambient import client_of, current_runtime, on_loop
-from monarch_async.errors import SpawnError, UsageError
+from monarch_async.errors import UsageError
 from monarch_async.future import Future, as_future
 from monarch_async.ids import ProcAddress, new_uid
-from monarch_async.mesh import UNOBSERVED, owner_of_new_meshes
-from monarch_async.procs import ProcMesh, ProcsLifetime, check_not_stopping
+from monarch_async.mesh import owner_of_new_meshes
+from monarch_async.procs import ProcMesh, check_not_stopping
+from monarch_async.procs_lifetime import ProcsLifetime
+from monarch_async.restart import Restart, check_restart
 from monarch_async.shape import Extent, MeshOps, Point, Shape
 
 __all__ = ["HostMesh", "this_host"]
@@ -59,6 +55,7 @@ class HostMesh(MeshOps):
         proc_bind: Binding | None = None,
         preload: Sequence[str] = (),
         cwd: str | None = None,
+        restart: Restart | None = None,
         stuck: Literal["report", "kill"] = "report",
     ) -> ProcMesh:
         """Start processes on every host; returns their mesh at once, with the dimensions of the hosts and then those of `per_host`.
@@ -71,6 +68,8 @@ class HostMesh(MeshOps):
             proc_bind: the CPUs of each process, in order on each host; or a function from its `Point`.
             preload: modules to import once, and share, before processes are forked: ``("torch",)``.
             cwd: the directory to run in.
+            restart: what is done about processes that end. One that is started again has the same rank, environment and bootstrap, and the
+                actors in it are constructed again. Without it, a process that ends is a failure that the owner is told.
             stuck: what to do with a process whose event loop is blocked: ``"report"`` it in `ProcMesh.health`, or ``"kill"`` it too once
                 that has lasted for the option `stuck_kill_after`.
 
@@ -85,10 +84,12 @@ class HostMesh(MeshOps):
             raise TypeError(f"preload is a sequence of module names: ({preload!r},)")
         if bootstrap is not None and not callable(bootstrap):
             raise TypeError(f"bootstrap is a function to call in each process, not {bootstrap!r}")
+        if restart is not None:
+            check_restart(restart, extent.nelements)
         if stuck not in ("report", "kill"):
             raise UsageError(f'stuck must be "report" or "kill", not {stuck!r}')
-        kill = stuck == "kill"
-        return on_loop(runtime, lambda: self._spawn(runtime, inner, extent, bootstrap, name, env, proc_bind, tuple(preload), cwd, kill))
+        options = tuple(preload), cwd, restart, stuck == "kill"
+        return on_loop(runtime, lambda: self._spawn(runtime, inner, extent, bootstrap, name, env, proc_bind, *options))
 
     def _spawn(
         self,
@@ -101,6 +102,7 @@ class HostMesh(MeshOps):
         proc_bind: Binding | None,
         preload: tuple[str, ...],
         cwd: str | None,
+        restart: Restart | None,
         kill_stuck: bool,
     ) -> ProcMesh:
         owner = owner_of_new_meshes(runtime)
@@ -128,20 +130,12 @@ class HostMesh(MeshOps):
                     preload,
                     _cpus(proc_bind, point, rank % inner.nelements),
                     kill_stuck,
+                    restart is not None,
                 )
             )
         mesh = ProcMesh(runtime, name, addresses, agents, Shape(extent))
-        lifetime = mesh._lifetime = ProcsLifetime(runtime, addresses, agents, owner[1], name)
-        for address in addresses:
-            runtime.ownership.own(address.uid, owner[1], 0, Identity(name, "", address.rank))
-        starting = {address.uid for address in addresses}
-        start = _start(runtime, agents, addresses, requests, bootstrap, starting)
-        lifetime.starting = runtime.loop.create_future()
-        lifetime.starting.add_done_callback(lambda done: _started(runtime, lifetime, owner[1], addresses[0], done))
-        runtime.tasks.start(_settle(runtime, start, addresses, starting, lifetime.starting), name=f"starting {name}")
-        cell = runtime.cells.get(owner[1])
-        if cell is not None:
-            cell.owned[lifetime] = lifetime.stop
+        mesh._lifetime = ProcsLifetime(runtime, name, owner[1], requests, agents, bootstrap, restart)
+        mesh._lifetime.begin(client_of(runtime))
         return mesh
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -193,99 +187,6 @@ def _cpus(proc_bind: Binding | None, point: Point, index: int) -> frozenset[int]
     else:
         raise UsageError(f"proc_bind has {len(proc_bind)} entries, one is needed for each process of a host")
     return None if chosen is None else frozenset(chosen)
-
-
-async def _start(
-    runtime: Runtime,
-    agents: Sequence[ProcAddress],
-    addresses: Sequence[ProcAddress],
-    requests: Sequence[SpawnRequest],
-    bootstrap: Callable[[], Any] | None,
-    starting: set[str],
-) -> None:
-    """Have every host start its processes, run the bootstrap in each, and wait until all answer. Whatever goes wrong, none is left then."""
-    client = client_of(runtime)
-    by_agent: dict[ProcAddress, list[SpawnRequest]] = {}
-    for agent, request in zip(agents, requests, strict=True):
-        by_agent.setdefault(agent, []).append(request)
-    limit = runtime.options.start_timeout
-    answers: list[asyncio.Future[Any]] = []
-    try:
-        if client is not None:
-            await client.ready()
-            await client.attached(by_agent)
-        async with asyncio.timeout(limit):
-            started = [ask(runtime, agent, "spawn_procs", theirs) for agent, theirs in by_agent.items()]
-            if bootstrap is not None:
-                answers = [ask(runtime, address, "bootstrap", bootstrap) for address in addresses]
-            else:
-                answers = [ask(runtime, address, "ping") for address in addresses]
-            for address, answer in zip(addresses, answers, strict=True):
-                answer.add_done_callback(functools.partial(_is_up, starting, address.uid))
-            await asyncio.gather(*started)
-            await asyncio.gather(*answers)
-    except BaseException as error:
-        for agent, theirs in by_agent.items():
-            tell(runtime, agent, "kill_procs", [request.me.uid for request in theirs])
-        if not isinstance(error, TimeoutError):
-            raise
-        late = [address for address, answer in zip(addresses, answers, strict=True) if not answer.done()]
-        text = f"{', '.join(map(str, late))} did not answer within the option start_timeout={limit:g} s"
-        raise SpawnError(text) from None
-
-
-def _is_up(starting: set[str], uid: str, answer: asyncio.Future[Any]) -> None:
-    if not answer.cancelled() and answer.exception() is None:
-        starting.discard(uid)
-
-
-async def _settle(
-    runtime: Runtime,
-    start: Coroutine[Any, Any, None],
-    addresses: Sequence[ProcAddress],
-    starting: set[str],
-    outcome: asyncio.Future[None],
-) -> None:
-    """Wait for a start. The end of a process that is not up yet is for those who wait for it, and no failure to be told to its owner."""
-
-    def release(peer: Peer) -> None:
-        if peer.address.uid in starting:
-            runtime.ownership.release(peer.address.uid)
-
-    runtime.on_peer_gone.insert(0, release)
-    try:
-        await start
-    except asyncio.CancelledError:
-        outcome.cancel()
-        raise
-    except Exception as error:
-        for address in addresses:
-            runtime.ownership.release(address.uid)
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(None)
-    finally:
-        runtime.on_peer_gone.remove(release)
-
-
-def _started(runtime: Runtime, lifetime: ProcsLifetime, owner: int, first: ProcAddress, start: asyncio.Future[None]) -> None:
-    """A start has ended; if it failed and nobody asks for the outcome, its owner is told."""
-    error = None if start.cancelled() else start.exception()
-    if error is None:
-        lifetime.users.clear()
-        return
-
-    def tell_owner() -> None:
-        if not lifetime.awaited and not runtime.closing and runtime.stopping is None:
-            type_name, text, story = format_error(error)
-            kind = type_name.rpartition(".")[2]
-            name = first.name
-            failure = Failure(name, "", (0,), f"{kind} while it was started: {text}", error=type_name, traceback=story, meshes=(name,))
-            runtime.ownership.own(first.uid, owner, 0, Identity(name, "", 0))
-            tell(runtime, runtime.me, "failed", owner, failure, first.uid, 0)
-            runtime.ownership.release(first.uid)
-
-    runtime.loop.call_later(UNOBSERVED, tell_owner)
 
 
 async def _ready(hosts: HostMesh) -> HostMesh:

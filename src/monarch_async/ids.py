@@ -10,7 +10,7 @@ import itertools
 import os
 from typing import NamedTuple
 
-__all__ = ["ActorKey", "ProcAddress", "new_actor_key", "new_uid"]
+__all__ = ["ActorKey", "ProcAddress", "new_actor_key", "new_uid", "slot", "successor"]
 
 ActorKey = int
 """64 bits: which actor of a process. All ranks of an actor mesh share one key, since a process holds at most one of them."""
@@ -19,6 +19,12 @@ ActorKey = int
 def new_uid() -> str:
     """Twelve hex digits, unique without coordination."""
     return os.urandom(6).hex()
+
+
+def successor(uid: str) -> str:
+    """The uid of the process that comes after one that has ended: ``"0123456789ab"``, ``"0123456789ab.1"``, ``"0123456789ab.2"``…"""
+    first, _, count = uid.partition(".")
+    return f"{first}.{int(count or 0) + 1}"
 
 
 class _Keys:
@@ -56,3 +62,8 @@ class ProcAddress(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name or self.uid}[{self.rank}]" if self.name else self.uid
+
+
+def slot(address: ProcAddress) -> str:
+    """What a process and its successors have in common: the uid of the first."""
+    return address.uid.partition(".")[0]

@@ -11,27 +11,23 @@ from collections.abc import Generator, Sequence
 from typing import Any, Self, TypeVar, cast
 
 from monarch_async._core.binding import compile_binder
-from monarch_async._core.events import Failure, Identity
-from monarch_async._core.stories import format_error
 from monarch_async._runtime.context import current_cell, current_message
 from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask_many, tell
 from monarch_async.actor import importable
 from monarch_async.ambient import current_runtime
 from monarch_async.endpoints import Endpoint, definitions_of
-from monarch_async.errors import ActorDied, ActorError, UsageError
+from monarch_async.errors import UsageError
 from monarch_async.future import Future, MeshFuture, as_future
 from monarch_async.ids import ProcAddress
-from monarch_async.sending import MeshEndpoint, Target
-from monarch_async.shape import Extent, MeshOps, Point, Shape
+from monarch_async.lifetime import Lifetime
+from monarch_async.sending import MeshEndpoint
+from monarch_async.shape import Extent, MeshOps, Shape
+from monarch_async.target import Target
 
 __all__ = ["ActorMesh", "as_endpoint"]
 
 M = TypeVar("M", bound="ActorMesh")
-
-UNOBSERVED = 1.0
-"""Seconds that a constructor's error waits for somebody to await the mesh before the owner is told."""
 
 
 class ActorMesh(MeshOps):
@@ -95,7 +91,7 @@ class ActorMesh(MeshOps):
                 if address.uid == runtime.me.uid:
                     lanes.append(runtime.local_lane(self._key, self._name, rank, self._limits[0]))
                 else:
-                    lanes.append(runtime.peer(address).lane(self._key, self._name, rank, *self._limits))
+                    lanes.append(runtime.peer(address).latest().lane(self._key, self._name, rank, *self._limits, moves=True))
             ranks = [wire_rank(index, shape.extent, self._spawned) for index in range(len(lanes))]
             target = self._target_cache = Target(runtime, self._name, shape, lanes, ranks)
         return target
@@ -165,7 +161,7 @@ class ActorMesh(MeshOps):
     def __reduce__(self) -> tuple[Any, ...]:
         shape = self._mesh_shape
         bases = shape.ranks()
-        addresses = tuple(self._addresses[base] for base in bases)
+        addresses = tuple(latest(self._runtime, self._addresses[base]) for base in bases)
         ranks: tuple[int, ...] | None = tuple(base if self._ranks is None else self._ranks[base] for base in bases)
         if ranks == tuple(range(len(addresses))):
             ranks = None
@@ -194,6 +190,12 @@ def _actor_mesh(
     return ActorMesh(current_runtime(), key, name, cls, endpoints, addresses, spawned, Shape(extent), ranks, limits)
 
 
+def latest(runtime: Runtime, address: ProcAddress) -> ProcAddress:
+    """The address of the process that is in this one's place now, as far as is known here."""
+    peer = runtime.peers.get(address.uid)
+    return peer.latest().address if peer is not None else address
+
+
 def wire_rank(index: int, extent: Extent, spawned: Extent) -> Any:
     """A position in the addressed slice as a message carries it.
 
@@ -204,105 +206,6 @@ def wire_rank(index: int, extent: Extent, spawned: Extent) -> Any:
     if extent == spawned:
         return index
     return [index, list(extent.labels), list(extent.sizes)]
-
-
-class Lifetime:
-    """What the owner of a mesh of actors holds: when it is up, and how to stop it.
-
-    A constructor's error belongs to who awaits the mesh. Where nobody has within `UNOBSERVED` seconds, it is a failure like any other.
-    """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        key: int,
-        name: str,
-        class_name: str,
-        addresses: Sequence[ProcAddress],
-        owner: int,
-        ready: MeshFuture[None],
-    ) -> None:
-        self._runtime = runtime
-        self._key = key
-        self._name = name
-        self._class_name = class_name
-        self._addresses = addresses
-        self._owner = owner
-        self._ready = ready
-        self._awaited = False
-        self._stopping: asyncio.Task[None] | None = None
-        for rank, address in enumerate(addresses):
-            runtime.ownership.own(address.uid, owner, key, Identity(name, class_name, rank))
-        cell = runtime.cells.get(owner)
-        if cell is not None:
-            cell.owned[self] = self.stop
-        ready.add_done_callback(self._constructed)
-
-    @property
-    def awaited(self) -> bool:
-        """Whether somebody has asked for the outcome."""
-        return self._awaited
-
-    async def wait(self) -> None:
-        """Until every member is constructed."""
-        self._awaited = True
-        await asyncio.shield(self._ready)
-
-    def _constructed(self, ready: asyncio.Future[Any]) -> None:
-        error = None if ready.cancelled() else ready.exception()
-        # The end of its process, or of itself, is told by other ways.
-        if error is not None and not self._awaited and not isinstance(error, ActorDied):
-            self._runtime.tasks.start(self._leave_unobserved(error), name=f"error of {self._name}")
-
-    async def _leave_unobserved(self, error: BaseException) -> None:
-        try:
-            await asyncio.sleep(UNOBSERVED)
-        except asyncio.CancelledError:
-            if not self._awaited and self._stopping is None:
-                self._runtime.log.error("the program ended before anybody awaited %s, whose constructor failed: %s", self._name, error)
-            raise
-        if self._awaited:
-            return
-        type_name, text, story = format_error(error)
-        if isinstance(error, ActorError) and error.type_name:
-            type_name, text, story = error.type_name, error.text, error.remote_traceback
-        ranks = [point.rank for point in getattr(error, "errors", ()) if isinstance(point, Point)] or [0]
-        failure = Failure(
-            mesh=self._name,
-            class_name=self._class_name,
-            ranks=tuple(sorted(ranks)),
-            reason=f"{type_name.rpartition('.')[2]} in __init__: {text}",
-            endpoint="__init__",
-            error=type_name,
-            traceback=story,
-            meshes=(self._name,),
-        )
-        tell(self._runtime, self._runtime.me, "failed", self._owner, failure, self._addresses[ranks[0]].uid, self._key)
-
-    async def stop(self, reason: str) -> None:
-        if self._stopping is None:
-            self._stopping = self._runtime.loop.create_task(self._stop(reason))
-        await asyncio.shield(self._stopping)
-
-    async def _stop(self, reason: str) -> None:
-        runtime = self._runtime
-        for address in self._addresses:
-            runtime.ownership.disown(address.uid, self._owner, self._key)
-        ranks = [rank for rank, address in enumerate(self._addresses) if not self._is_gone(address)]
-        if ranks:
-            answers = MeshFuture[None](loop=runtime.loop)
-            answers.runtime = runtime
-            requests = [next(runtime.requests) for _ in ranks]
-            answers.expect(Shape.of(procs=len(ranks)), [None] * len(ranks), requests, keep_errors=True)
-            ask_many(runtime, [self._addresses[rank] for rank in ranks], "stop", (self._key, reason), answers, ranks, requests)
-            await answers
-        owner = runtime.cells.get(self._owner)
-        if owner is not None:
-            owner.owned.pop(self, None)
-
-    def _is_gone(self, address: ProcAddress) -> bool:
-        peer = self._runtime.peers.get(address.uid)
-        return peer is not None and peer.evidence is not None
 
 
 async def _ready(mesh: M) -> M:

@@ -57,6 +57,8 @@ class _Settings(NamedTuple):
     """How long a process that was started with ``stuck="kill"`` may be stuck until it is killed."""
     health_timeout: float = 2.0
     """How long to wait for a host's answer about the health of its processes until they are called unreachable."""
+    checkpoint_bytes: int = 4096 * MiB
+    """How large one checkpoint of one actor may be; the last of each is kept by its owner's process."""
     dead_letters: int = 1000
     """How many undeliverable messages are remembered."""
 

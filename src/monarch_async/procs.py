@@ -8,83 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 
 from monarch_async._core.codec import dumps
-from monarch_async._core.events import Evidence
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import Place, ask, ask_many
+from monarch_async._runtime.service import Place, ask
 from monarch_async.actor import Actor, ActorBehavior, check_arguments, check_class
 from monarch_async.ambient import current_runtime, on_loop
 from monarch_async.checkup import check_up
 from monarch_async.endpoints import EndpointDefinition
 from monarch_async.errors import SpawnError, UsageError
-from monarch_async.future import Future, MeshFuture, as_future
+from monarch_async.future import Future, as_future
 from monarch_async.health import Health
 from monarch_async.ids import ProcAddress, new_actor_key
-from monarch_async.mesh import ActorMesh, Lifetime, owner_of_new_meshes
+from monarch_async.lifetime import Lifetime
+from monarch_async.mesh import ActorMesh, latest, owner_of_new_meshes
+from monarch_async.procs_lifetime import ProcsLifetime
+from monarch_async.restart import Restart, check_restart
 from monarch_async.shape import Extent, MeshOps, Shape
+from monarch_async.spawned import Spawned
 from monarch_async.value_mesh import ValueMesh
 
 __all__ = ["ProcMesh", "this_proc"]
 
-STOPPED = Evidence("its process was stopped with its mesh")
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
 M = TypeVar("M", bound="ProcMesh")
-
-
-class ProcsLifetime:
-    """What the owner of a mesh of processes holds: the task that starts them, and how to stop them."""
-
-    def __init__(self, runtime: Runtime, addresses: Sequence[ProcAddress], agents: Sequence[ProcAddress], owner: int, name: str) -> None:
-        self._runtime = runtime
-        self._addresses = addresses
-        self._agents = agents  # of the host of each address
-        self._owner = owner
-        self._name = name
-        self.users: list[Lifetime] = []  # of the meshes of actors that were spawned on it before it was up
-        self.starting: asyncio.Future[None]
-        self._awaited = False
-        self._stopping: asyncio.Task[None] | None = None
-
-    async def wait(self) -> None:
-        """Until every process answers. Raises `SpawnError`, or `ActorDied` for one that ended before it did."""
-        self._awaited = True
-        await asyncio.shield(self.starting)
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the start has ended well, so that it does not matter any more who asks."""
-        return self.starting.done() and not self.starting.cancelled() and self.starting.exception() is None
-
-    @property
-    def awaited(self) -> bool:
-        """Whether somebody has asked for the outcome of the start, or of what was spawned on it."""
-        return self._awaited or any(user.awaited for user in self.users)
-
-    async def stop(self, reason: str) -> None:
-        if self._stopping is None:
-            self._stopping = self._runtime.loop.create_task(self._stop())
-        await asyncio.shield(self._stopping)
-
-    async def _stop(self) -> None:
-        runtime = self._runtime
-        for address in self._addresses:
-            runtime.ownership.disown_all(address.uid, self._owner)
-        by_agent: dict[ProcAddress, list[str]] = {}
-        for address, agent in zip(self._addresses, self._agents, strict=True):
-            by_agent.setdefault(agent, []).append(address.uid)
-        timeout = runtime.options.stop_timeout
-        await asyncio.gather(
-            *(ask(runtime, agent, "stop_procs", uids, timeout) for agent, uids in by_agent.items()), return_exceptions=True
-        )
-        for address in self._addresses:  # whoever calls them from now on is told that this was meant
-            runtime.peer(address).gone(STOPPED)
-            runtime.peer(address).evidence = STOPPED
-        owner = runtime.cells.get(self._owner)
-        if owner is not None:
-            owner.owned.pop(self, None)
 
 
 class ProcMesh(MeshOps):
@@ -126,18 +75,30 @@ class ProcMesh(MeshOps):
         mesh._lifetime = self._lifetime
         return mesh
 
-    def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+    @overload
+    def spawn(self, name: str, cls: Callable[..., A], *args: Any, restart: Restart, **kwargs: Any) -> A: ...
+    @overload
+    def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A: ...
+    def spawn(self, name: str, cls: Callable[..., A], *args: Any, **kwargs: Any) -> A:
         """Make an instance of an actor class in each process; returns a mesh of them at once.
 
-        Await the mesh to wait for the constructors, and to see the error of one that raised. Raises `TypeError` for what is no actor
-        class and for arguments that can't be sent, `SpawnError` if the owner is stopping.
+        Await the mesh to wait for the constructors, and to see the error of one that raised. `restart` says what is done about members that
+        fail, or whose process ends; without it they are not started again, unless with their process, by a policy of that.
+
+        Raises `TypeError` for what is no actor class and for arguments that can't be sent, `SpawnError` if the owner is stopping,
+        `UsageError` for a policy that can't work.
         """
         runtime = self._runtime
         endpoints = check_class(cls)
         if not name or not isinstance(name, str):
             raise TypeError(f"a mesh needs a name, not {name!r}")
+        restart = None
+        if isinstance(kwargs.get("restart"), Restart):
+            restart = check_restart(kwargs.pop("restart"), self._mesh_shape.extent.nelements)
+            if restart.checkpoint_every is not None and not hasattr(cls, "__checkpoint__"):
+                raise UsageError(f"checkpoint_every is set, and {cls.__qualname__} has no __checkpoint__: define it, and __restore__")
         check_arguments(cast("Any", cls), args, kwargs)
-        return cast("A", on_loop(runtime, lambda: self._spawn(runtime, name, cast("Any", cls), endpoints, args, kwargs)))
+        return cast("A", on_loop(runtime, lambda: self._spawn(runtime, name, cast("Any", cls), endpoints, args, kwargs, restart)))
 
     def _spawn(
         self,
@@ -147,31 +108,27 @@ class ProcMesh(MeshOps):
         endpoints: dict[str, EndpointDefinition[..., Any]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        restart: Restart | None,
     ) -> ActorMesh:
         owner = owner_of_new_meshes(runtime)
         check_not_stopping(runtime, owner[1], name)
         key = new_actor_key()
-        addresses = [self._addresses[base] for base in self._mesh_shape.ranks()]
+        addresses = [latest(runtime, self._addresses[base]) for base in self._mesh_shape.ranks()]
         extent = self._mesh_shape.extent
         limits = (
             self._defaults.get("mailbox_messages", runtime.options.mailbox_messages),
             self._defaults.get("mailbox_bytes", runtime.options.mailbox_bytes),
         )
-        behavior = ActorBehavior(cls, args, kwargs)
         shape = self._mesh_shape if self._mesh_shape.is_dense and not self._mesh_shape.offset else Shape(extent)
         mesh = ActorMesh(runtime, key, name, cls, tuple(endpoints), addresses, extent, shape, None, limits)
-        ready: MeshFuture[None] = MeshFuture(loop=runtime.loop)
-        ready.runtime = runtime
-        requests = [next(runtime.requests) for _ in addresses]
-        ready.expect(shape, [None] * len(addresses), requests, keep_errors=False)
         if self._place is None:
             agents = tuple(self._agents[base] for base in self._mesh_shape.ranks())
             self._place, _ = dumps(Place(extent, agents, tuple(addresses), self._name, runtime.me))
-        arguments = (key, name, cls.__qualname__, behavior, owner[1], limits[0], self._place)
-        ask_many(runtime, addresses, "spawn", arguments, ready, range(len(addresses)), requests)
-        mesh._lifetime = Lifetime(runtime, key, name, cls.__qualname__, addresses, owner[1], ready)
+        spawned = Spawned(key, name, cls.__qualname__, ActorBehavior(cls, args, kwargs), owner[1], limits[0], self._place)
+        lifetime = mesh._lifetime = Lifetime(runtime, spawned, addresses, shape, restart)
+        lifetime.begin()
         if self._lifetime is not None and not self._lifetime.is_up:
-            self._lifetime.users.append(mesh._lifetime)
+            self._lifetime.users.append(lifetime)
         return mesh
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -188,7 +145,7 @@ class ProcMesh(MeshOps):
         return as_future(self._runtime, _ready(self))
 
     def _chosen(self) -> list[ProcAddress]:
-        return [self._addresses[base] for base in self._mesh_shape.ranks()]
+        return [latest(self._runtime, self._addresses[base]) for base in self._mesh_shape.ranks()]
 
     def stop(self, reason: str = "") -> Future[None]:
         """Stop every actor and end every process; returns when all are gone. A second stop does nothing.
@@ -209,7 +166,9 @@ class ProcMesh(MeshOps):
     async def logs(self) -> ValueMesh[str]:
         """What each process has printed, in full as far as it is kept (option `log_bytes`), also of processes that are gone."""
         bases = self._mesh_shape.ranks()
-        texts = await asyncio.gather(*(ask(self._runtime, self._agents[base], "output_text", self._addresses[base].uid) for base in bases))
+        texts = await asyncio.gather(
+            *(ask(self._runtime, self._agents[base], "output_text", latest(self._runtime, self._addresses[base]).uid) for base in bases)
+        )
         return ValueMesh(self._mesh_shape.extent, texts)
 
     async def health(self) -> ValueMesh[Health]:
@@ -217,14 +176,13 @@ class ProcMesh(MeshOps):
 
         Raises nothing for processes that are gone or out of reach: that is a state too.
         """
-        bases = self._mesh_shape.ranks()
-        return ValueMesh(
-            self._mesh_shape.extent, await check_up(self._runtime, [(self._addresses[base], self._agents[base]) for base in bases])
-        )
+        runtime = self._runtime
+        procs = [(latest(runtime, self._addresses[base]), self._agents[base]) for base in self._mesh_shape.ranks()]
+        return ValueMesh(self._mesh_shape.extent, await check_up(runtime, procs))
 
     def __reduce__(self) -> tuple[Any, ...]:
         bases = self._mesh_shape.ranks()
-        addresses = tuple(self._addresses[base] for base in bases)
+        addresses = tuple(latest(self._runtime, self._addresses[base]) for base in bases)
         return _proc_mesh, (self._name, addresses, tuple(self._agents[base] for base in bases), self.extent, self._defaults)
 
     def __repr__(self) -> str:

@@ -21,6 +21,7 @@ from monarch_async._runtime.context import Message, State, Waiter, current_messa
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.retrying import Retrying
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.tree import Member
 from monarch_async.endpoints import Binder, Endpoint, check_timeout
@@ -28,8 +29,9 @@ from monarch_async.errors import UsageError
 from monarch_async.future import Future, MeshFuture
 from monarch_async.sent import Sent, Stream
 from monarch_async.shape import Shape
+from monarch_async.target import Target
 
-__all__ = ["Collector", "MeshEndpoint", "Target"]
+__all__ = ["Collector", "MeshEndpoint"]
 
 _get_ident = threading.get_ident
 _LONGEST_CHAIN = 64
@@ -43,36 +45,6 @@ class Collector(Waiter, Protocol):
 
     def expect_answers(self, requests: Sequence[int], lanes: Sequence[Any]) -> None:
         """These requests are about to be sent, in the order of the points."""
-
-
-class Target:
-    """The members that a mesh addresses, as sending needs them: their lanes, and what tells each its position."""
-
-    __slots__ = ("groups", "lanes", "name", "ranks", "runtime", "shape")
-
-    def __init__(self, runtime: Runtime, name: str, shape: Shape, lanes: list[Lane | LocalLane], ranks: list[Any]) -> None:
-        self.runtime = runtime
-        self.name = name
-        self.shape = shape
-        self.lanes = lanes
-        self.ranks = ranks
-        self.groups = _groups(runtime, lanes) if len(lanes) > runtime.options.fan_out else ()
-
-
-def _groups(runtime: Runtime, lanes: Sequence[Lane | LocalLane]) -> list[tuple[Peer, list[int]]]:
-    """The members that are reached through the agent of their host, by that agent: where there are several."""
-    by_host: dict[str, list[int]] = {}
-    for index, lane in enumerate(lanes):
-        if isinstance(lane, Lane):
-            host = lane.peer.address.host
-            if host != runtime.me.host or runtime.options.fan_out_local:
-                by_host.setdefault(host, []).append(index)
-    groups = []
-    for indices in by_host.values():
-        lane = lanes[indices[0]]
-        if len(indices) > 1 and isinstance(lane, Lane):
-            groups.append((runtime.tree.agent_of(lane), indices))
-    return groups
 
 
 class MeshEndpoint(Endpoint[..., Any]):
@@ -130,19 +102,26 @@ class MeshEndpoint(Endpoint[..., Any]):
         future.request = request = next(runtime.requests)
         handler = current_message.get()
         extras = None if handler is None and self._timeout is None else self._extras(handler, request)
+        waiter: Waiter = future
         if isinstance(lane, LocalLane):
+            if self._retry:
+                args, kwargs = copy_value((args, kwargs))
+                waiter = self._retrying(future, lane, request, rank, (args, kwargs), _NOTHING, extras)
             if _get_ident() == runtime.thread:
-                lane.send(self._name, request, rank, args, kwargs, extras, future)
+                lane.send(self._name, request, rank, args, kwargs, extras, waiter)
             else:
                 args, kwargs = copy_value((args, kwargs))
-                self._hand_over(runtime, [(future, request)], lane.send, self._name, request, rank, args, kwargs, extras, future)
+                self._hand_over(runtime, [(future, request)], lane.send, self._name, request, rank, args, kwargs, extras, waiter)
         else:
             body, buffers = dumps((args, kwargs)) if args or kwargs else _NOTHING
+            if self._retry:
+                buffers = _copies(buffers)
+                waiter = self._retrying(future, lane, request, rank, ((), {}), (body, buffers), extras)
             if _get_ident() == runtime.thread:
-                lane.call(self._name, request, rank, body, buffers, extras, future)
+                lane.call(self._name, request, rank, body, buffers, extras, waiter)
             else:
                 buffers = _copies(buffers)
-                self._hand_over(runtime, [(future, request)], lane.call, self._name, request, rank, body, buffers, extras, future)
+                self._hand_over(runtime, [(future, request)], lane.call, self._name, request, rank, body, buffers, extras, waiter)
         if extras is not None and "d" in extras:
             self._limit(future, extras["d"])
         return future
@@ -270,6 +249,13 @@ class MeshEndpoint(Endpoint[..., Any]):
             pickled = dumps((args, kwargs))
         handler = current_message.get()
         extras = None if handler is None and self._timeout is None else self._extras(handler, requests[0])
+        if self._retry:
+            pickled = pickled[0], _copies(pickled[1])
+            args, kwargs = self._own(args, kwargs)
+            waiters = [
+                self._retrying(waiter, lane, request, rank, (args, kwargs), pickled, extras)
+                for waiter, lane, request, rank in zip(waiters, lanes, requests, self._target.ranks, strict=True)
+            ]
         if _get_ident() == runtime.thread:
             self._send_all(args, kwargs, pickled, requests, waiters, extras)
         else:
@@ -277,6 +263,27 @@ class MeshEndpoint(Endpoint[..., Any]):
             pickled = pickled[0], _copies(pickled[1])
             self._hand_over(runtime, told, self._send_all, args, kwargs, pickled, requests, waiters, extras)
         return extras
+
+    def _retrying(
+        self,
+        waiter: Waiter,
+        lane: Lane | LocalLane,
+        request: int,
+        rank: Any,
+        args: tuple[tuple[Any, ...], dict[str, Any]],
+        pickled: tuple[bytes, list[memoryview]],
+        extras: dict[str, Any] | None,
+    ) -> Retrying:
+        """Who waits for one request of an endpoint that may be sent again; the arguments have to stay as they are."""
+        name = self._name
+
+        def resend(waiter: Waiter, extras: dict[str, Any] | None) -> None:
+            if isinstance(lane, LocalLane):
+                lane.send(name, request, rank, *args, extras, waiter)
+            else:
+                lane.call(name, request, rank, *pickled, extras, waiter)
+
+        return Retrying(self._target.runtime.loop, waiter, self._retry, extras, resend)
 
     def _own(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What is sent to actors of this process, if it has to wait: a copy, since the caller goes on."""

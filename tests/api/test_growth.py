@@ -8,7 +8,7 @@ from typing import Any
 from monarch_async import Actor, Channel, ProcMesh, endpoint, this_host
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.peer import FEW
-from monarch_async.mesh import Lifetime
+from monarch_async.lifetime import Lifetime
 
 TURNS = FEW + 50
 

@@ -111,14 +111,23 @@ def test_control_c_ends_it_all(tmp_path: Path) -> None:
     assert [] == [child for child in children if child.is_running()]
 
 
-def test_a_killed_trainer_ends_it_with_a_reason(tmp_path: Path) -> None:
-    """A trainer that is killed is named, with the signal, and the program ends with status 1 and leaves no process."""
+def test_a_killed_trainer_changes_nothing(tmp_path: Path) -> None:
+    """With --kill-one a trainer dies in mid-run, all go on from their checkpoints, and the end is the same to the last digit."""
+    plain, killed = (run_example("train_lm.py", "--quick", *option, folder=tmp_path) for option in ([], ["--kill-one"]))
+    assert (0, "") == (killed[0], killed[2]), killed[1]
+    assert "trainers[1] was lost (killed by signal 9 (SIGKILL)); all go on from step 25" in killed[1]
+    assert losses(plain[1]) == losses(killed[1])
+    assert "weights: equal on all trainers" in killed[1]
+
+
+def test_a_killed_reducer_ends_it_with_a_reason(tmp_path: Path) -> None:
+    """What has no restart policy is named, with the signal, and the program ends with status 1 and leaves no process."""
     with started_example("train_lm.py", "--quick", "--steps", "1000000", folder=tmp_path) as process:
         children = children_once_up(process)
-        max(children, key=lambda child: child.create_time()).kill()  # the trainers are spawned last
+        next(child for child in children if child.name() == "reducer-0").kill()
         _, err = process.communicate(timeout=30)
     assert 1 == process.returncode
-    assert re.search(r"trainers\[[01]\].*SIGKILL", err), err
+    assert re.search(r"reducer\[0\].*SIGKILL", err), err
     _, alive = psutil.wait_procs(children, timeout=5)
     assert [] == alive
 

@@ -33,15 +33,22 @@ def inside(package: str, text: str) -> list[str]:
 
 LAYERS: dict[str, list[str]] = {
     "L0": words("errors ids points shape clock options health restart instrument"),
-    "L1": inside("_core", "events lines binding stories codec faults framing handshake session reader order intensity supervision_states supervision"),
+    "L1": inside(
+        "_core",
+        """events lines binding stories codec faults framing handshake session reader order intensity instructions supervision_states
+        supervision""",
+    ),
     "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment"),
     "L3": inside(
         "_runtime",
-        """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane peer tree local
-        origin debt waits suspects behavior resumed life cell roster absent output serving supervisor connect branch runtime current
-        control service broker fanout health agent bootstrap attach worker client watchdog proc""",
+        """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane peer tree
+        local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor restarts retrying
+        connect branch runtime current control service broker fanout health agent bootstrap attach worker client watchdog proc""",
     ),
-    "L4": words("supervise ambient value_mesh future sent port endpoints sending actor mesh checkup procs host workers info controllers lowlevel"),
+    "L4": words(
+        """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned lifetime mesh procs_lifetime
+        checkup procs host supervisors workers info controllers lowlevel"""
+    ),
     "L5": words("tensor parallel testing observe jobs"),
     "L6": words("console dashboard cli __main__"),
 }

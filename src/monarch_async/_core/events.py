@@ -13,23 +13,28 @@ __all__ = ["Evidence", "Failure", "Identity", "describe_exit", "died"]
 
 
 class Evidence(NamedTuple):
-    """Why something is gone, as far as is known: one line, and the exit code or signal of a process."""
+    """Why something is gone, as far as is known: one line, and the exit code or signal of a process.
+
+    `next` is the uid of the process that is there in its place, or may come to be.
+    """
 
     text: str
     code: int | None = None
     signal: int | None = None
+    next: str = ""
 
     def to_map(self) -> dict[str, Any]:
-        return {"text": self.text, "code": self.code, "signal": self.signal}
+        return self._asdict()
 
     @classmethod
     def from_map(cls, fields: Mapping[str, Any]) -> Evidence:
         """From what a peer said; anything malformed in it is left out."""
-        code, number = fields.get("code"), fields.get("signal")
+        code, number, following = fields.get("code"), fields.get("signal"), fields.get("next")
         return cls(
             str(fields.get("text", "gone"))[:2000],
             code if isinstance(code, int) else None,
             number if isinstance(number, int) else None,
+            following if isinstance(following, str) else "",
         )
 
 

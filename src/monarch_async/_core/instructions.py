@@ -13,10 +13,14 @@ __all__ = ["Cause", "Escalate", "Exit", "Finished", "Instruction", "Life", "Remo
 
 
 class Exit(Enum):
-    """How a child ended: normally, or of an exception, a signal, an exit code other than 0, or an error of its constructor."""
+    """How a child ended: normally, or of an exception, a signal, an exit code other than 0, or an error of its constructor.
+
+    Or it was taken along by something else that is being restarted and counts that itself: it comes back with its group, uncounted.
+    """
 
     NORMAL = "normal"
     ABNORMAL = "abnormal"
+    TAKEN = "taken along"
 
 
 class Cause(Enum):

@@ -5,6 +5,7 @@ Rules:
 * A process belongs to the process that asked for it. When that one is gone, or its link to here is over, what it had started is killed.
 * A process that is told to stop gets the time it was given, then SIGKILL; an answer comes when it is gone.
 * Its end is told to its owner, with the evidence, and remembered for whoever dials it later.
+* Where one may come back, its successor is announced with the end: who dials that waits until its owner has decided.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from monarch_async._runtime.output import OutputReader
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, tell
-from monarch_async.ids import ProcAddress
+from monarch_async.ids import ProcAddress, successor
 
 __all__ = ["Agent"]
 
@@ -53,6 +54,7 @@ class _Proc:
         self.ended: asyncio.Future[Evidence] = loop.create_future()
         self.output: OutputReader
         self.under_way = 0  # batches of its output that the client has not confirmed
+        self.returns = request.returns  # unless it is ended for good
 
 
 class Agent:
@@ -63,6 +65,7 @@ class Agent:
         self._procs: dict[str, _Proc] = {}
         self._texts: dict[str, Callable[[], str]] = {}  # output of processes, also of the last that are gone
         self._gone_texts: deque[str] = deque()  # which of them are gone, the oldest first
+        self._expected: dict[str, str] = {}  # successors that nobody has started yet; whose owner each is, by uid
         self._network: Network | None = None
         self.health = HealthWatch()
         self.ending = asyncio.Event()  # the client wants this agent to end
@@ -72,7 +75,7 @@ class Agent:
     @property
     def table(self) -> Mapping[str, Callable[..., Any]]:
         """The functions for the runtime's service."""
-        names = ("spawn_procs", "stop_procs", "kill_procs", "output_text", "listen", "end_job")
+        names = ("spawn_procs", "stop_procs", "kill_procs", "keep_procs", "give_up_procs", "output_text", "listen", "end_job")
         return {**{name: getattr(self, name) for name in names}, "health": self.health.tell}
 
     def bind(self, runtime: Runtime, network: Network | None) -> None:
@@ -92,13 +95,14 @@ class Agent:
         """Start processes; the answer, their pids, comes when all exist. Raises `SpawnError`, and then none is left."""
         for request in requests:
             self.broker.announce(request.me.uid)
+            self._expected.pop(request.me.uid, None)
         return self._start_all(requests)
 
     async def _start_all(self, requests: list[SpawnRequest]) -> list[int]:
         outcomes = await asyncio.gather(*(self._start(request) for request in requests), return_exceptions=True)
         failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
         if failure is not None:
-            await self.kill_procs(None, [request.me.uid for request in requests])
+            await self.kill_procs(None, [request.me.uid for request in requests], requests[0].returns)
             raise failure
         return [outcome for outcome in outcomes if isinstance(outcome, int)]
 
@@ -121,9 +125,8 @@ class Agent:
             )
             child = await self._launcher.spawn(spec)
         except Exception as error:  # whatever it is, who waits for this process must hear of it
-            never = Evidence(f"was never started: {error}")
-            self.broker.gone(me.uid, never)
-            self.health.ended(me.uid, never)
+            never = self.health.ended(me.uid, Evidence(f"was never started: {error}"))
+            self._bury(request, never, returns=request.returns)
             raise
         self.health.watch(me.uid, child)
         proc = _Proc(request, child, runtime.loop)
@@ -138,25 +141,43 @@ class Agent:
         self.broker.started(me.uid, proc)
         return child.pid
 
-    async def stop_procs(self, message: Message | None, uids: list[str], timeout: float) -> None:
-        """Ask processes to stop, kill those that have not after `timeout` seconds; the answer comes when all are gone."""
+    async def stop_procs(self, message: Message | None, uids: list[str], timeout: float, returns: bool = False) -> None:
+        """Ask processes to stop, kill those that have not after `timeout` seconds; the answer comes when all are gone.
+
+        They may come back only if `returns`.
+        """
         procs = [self._procs[uid] for uid in uids if uid in self._procs]
         self.health.expect_end(uids)
         for proc in procs:
+            proc.returns = returns
             proc.control.send(STOP)
         if procs:
             _, late = await asyncio.wait([proc.ended for proc in procs], timeout=timeout)
             if late:
-                await self.kill_procs(None, [proc.request.me.uid for proc in procs if not proc.ended.done()])
+                await self.kill_procs(None, [proc.request.me.uid for proc in procs if not proc.ended.done()], returns)
 
-    async def kill_procs(self, message: Message | None, uids: list[str]) -> None:
-        """SIGKILL; the answer comes when all are gone."""
+    async def kill_procs(self, message: Message | None, uids: list[str], returns: bool = False) -> None:
+        """SIGKILL; the answer comes when all are gone. They may come back only if `returns`."""
         procs = [self._procs[uid] for uid in uids if uid in self._procs]
         self.health.expect_end(uids)
         for proc in procs:
+            proc.returns = returns
             proc.child.kill()
         if procs:
             await asyncio.wait([proc.ended for proc in procs])
+
+    def keep_procs(self, message: Message, uids: list[str]) -> None:
+        """From now on these may come back."""
+        for uid in uids:
+            if uid in self._procs:
+                self._procs[uid].returns = True
+
+    def give_up_procs(self, message: Message | None, uids: list[str], evidence: Evidence) -> None:
+        """These successors will never be started."""
+        for uid in uids:
+            if self._expected.pop(uid, None) is not None:
+                self.broker.gone(uid, evidence)
+                self.health.give_up(uid)
 
     def output_text(self, message: Message, uid: str) -> str:
         """All that a process has printed, as far as it is kept. `LookupError` for one that never was here, or is long gone."""
@@ -213,7 +234,7 @@ class Agent:
             pass  # a descendant holds the pipes; it is being killed
         proc.output.close()
         del self._procs[me.uid]
-        self.broker.gone(me.uid, evidence)
+        evidence = self._bury(proc.request, evidence, returns=proc.returns)
         proc.ended.set_result(evidence)
         tell(self.runtime, proc.request.owner, "proc_exited", me, evidence)
         proc.control.close()
@@ -223,12 +244,25 @@ class Agent:
             self._texts.pop(self._gone_texts.popleft(), None)
         await self._end_of_owner(me.uid)
 
+    def _bury(self, request: SpawnRequest, evidence: Evidence, *, returns: bool) -> Evidence:
+        """Remember how a process ended, and announce who may take its place; returns what to tell of it."""
+        uid = request.me.uid
+        if returns and not self.ending.is_set():
+            evidence = evidence._replace(next=successor(uid))
+            self.broker.announce(evidence.next)
+            self._expected[evidence.next] = request.owner.uid
+            self.health.expect_successor(uid, evidence.next)
+        self.broker.gone(uid, evidence)
+        return evidence
+
     def _link_ended(self, peer: Peer, evidence: Evidence) -> None:
         if not peer.links:
             self.runtime.tasks.start(self._end_of_owner(peer.address.uid), name=f"sweeping after {peer.address}")
 
     async def _end_of_owner(self, uid: str) -> None:
         """Whoever asked for processes is gone: so are they."""
+        expected = [following for following, owner in self._expected.items() if owner == uid]
+        self.give_up_procs(None, expected, Evidence("was never started again: its owner is gone"))
         await self.kill_procs(None, [proc.request.me.uid for proc in self._procs.values() if proc.request.owner.uid == uid])
 
     def _show(self, proc: _Proc, stream: Stream, lines: list[str]) -> None:

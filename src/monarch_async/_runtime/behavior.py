@@ -26,6 +26,7 @@ class CellState(enum.StrEnum):
     READY = "ready"
     FAILED = "failed"
     STOPPING = "stopping"
+    RESTARTING = "restarting"
     STOPPED = "stopped"
 
 
@@ -37,6 +38,9 @@ class Behavior(Protocol):
 
     def construct(self) -> Any:
         """Make the instance."""
+
+    async def restore(self, instance: Any, saved: bytes, thread: ActorThread | None) -> None:
+        """Give a new instance the state of a former life."""
 
     async def cleanup(self, instance: Any, error: BaseException | None, thread: ActorThread | None) -> None:
         """The instance is not used any more; `error` is why, when it failed."""
@@ -67,6 +71,9 @@ class Residence(Protocol):
 
     def failed(self, cell: Any, error: BaseException, endpoint: str) -> None:
         """The actor failed: tell its owner."""
+
+    def left(self, cell: Any, reason: str) -> None:
+        """An actor that may come back has ended of its own accord: tell its owner."""
 
     def forget(self, cell: Any) -> None:
         """The actor is gone."""

@@ -43,8 +43,9 @@ class Broker:
         self._announced = asyncio.Event()  # set, and replaced, whenever there is a new one
 
     def announce(self, uid: str) -> None:
-        """A process will run soon: connections to it wait."""
-        self._targets[uid] = self._runtime.loop.create_future()
+        """A process will run soon, or may: connections to it wait."""
+        if uid not in self._targets:
+            self._targets[uid] = self._runtime.loop.create_future()
         self._announced.set()
         self._announced = asyncio.Event()
 

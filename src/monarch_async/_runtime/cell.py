@@ -48,7 +48,7 @@ class Cell(Life):
     def post(self, message: Message) -> None:
         """Take a message: handle its first part at once if the actor is idle, else put it into the mailbox."""
         message.cell = self
-        if self.evidence is not None:
+        if self.evidence is not None and not self.returns:
             self.reject(message)
             if not message.request:
                 self.debt.owe(message)
@@ -56,6 +56,9 @@ class Cell(Life):
             return
         extras = message.extras
         if extras is not None and self._inspect(message, extras):
+            return
+        if self.evidence is not None:
+            self.mailbox.append(message)  # for the next life
             return
         if self._wake is not None:
             handler = self.handlers.get(message.endpoint)
@@ -238,7 +241,12 @@ class Cell(Life):
         """The general way for a message: threads, overlap, explicit ports, deadlines. False if this drain must not go on."""
         if handler is None:
             if message.endpoint == STOP:
-                self.begin_stop(bytes(message.body).decode())
+                reason = bytes(message.body).decode()
+                if self.returns:
+                    self.suspend(f"stopped itself: {reason}" if reason else "stopped itself")
+                    self.runtime.left(self, reason)
+                else:
+                    self.begin_stop(reason)
                 return False
             return self._raised(message, self.unknown_endpoint(message.endpoint))
         if message.deadline is not None:
@@ -301,8 +309,10 @@ class Cell(Life):
 
     def stop_next(self, reason: str) -> None:
         """Stop once the handler that runs has ended, before anything else is handled."""
-        message = Message(self.runtime.local, STOP, 0, 0, reason.encode(), None, None)
-        self.mailbox.appendleft(message)
+        self.handle_next(STOP, reason.encode())
+
+    def handle_next(self, endpoint: str, body: bytes = b"") -> None:
+        self.mailbox.appendleft(Message(self.runtime.local, endpoint, 0, 0, body, None, None))
         if self._wake is not None:
             self._wake_up()
         elif self.task is None:
@@ -315,10 +325,10 @@ class Cell(Life):
     def _inspect(self, message: Message, extras: dict[str, Any]) -> bool:
         """Deadline and chain of a message that has some; true if it only asks whether the actor is up."""
         if "r" in extras:
-            if self.state is CellState.STARTING:
-                self.probes.append(message)
-            else:
+            if self.state is CellState.READY:
                 message.origin.answer(message, None)
+            else:
+                self.probes.append(message)
             return True
         left = extras.get("d")
         if left is not None:

@@ -125,3 +125,4 @@ class SpawnRequest(NamedTuple):
     preload: tuple[str, ...]
     cpus: frozenset[int] | None
     kill_stuck: bool = False  # after the option `stuck_kill_after`
+    returns: bool = False  # when it ends, its owner may start a successor

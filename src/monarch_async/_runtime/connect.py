@@ -62,6 +62,8 @@ class Party(Protocol):
 
     def new_link(self, peer: Peer, session: str) -> Link: ...
 
+    def peer_of(self, link: Link) -> Peer: ...
+
 
 def join_network(runtime: Party, network: Network) -> None:
     """From now on this process can have links with other hosts. Raises `UsageError` when the files of TLS can't be used."""
@@ -81,6 +83,7 @@ def keep(runtime: Party, peer: Peer, link: Link, *, dialed: bool) -> None:
     def lost(error: Exception | None) -> None:
         if link.ended or runtime.closing:
             return
+        peer = runtime.peer_of(link)
         if link.broken is not None:  # it is the peer that sends what is no frame, and would over the next connection
             peer.ended(link, Evidence(f"no use in a link to {peer.address}: {link.broken}"))
             return
@@ -158,8 +161,12 @@ async def _dial(runtime: Party, peer: Peer, link: Link) -> None:
             await _greet(runtime, peer, link, sock, where)
             return
         except Gone as gone:
-            await _report(peer, gone)
-            return
+            how = Evidence.from_map(gone.evidence)
+            if not how.next or link.connections:
+                await _report(peer, gone)
+                return
+            peer = peer.hand_on(link, how)
+            continue
         except (AuthenticationError, VersionMismatch, ProtocolError) as error:
             peer.ended(link, Evidence(f"no link to {peer.address}: {error}"))
             return

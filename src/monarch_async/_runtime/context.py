@@ -30,7 +30,9 @@ class State(enum.IntEnum):
 class Waiter(Protocol):
     """Who waits for the answer to a request. Called on the loop, at most once per request."""
 
-    awaited_by: Message | None  # the handler whose thread is blocked on it, if any
+    @property
+    def awaited_by(self) -> Message | None:
+        """The handler whose thread is blocked on it, if any."""
 
     def futures(self) -> Sequence[asyncio.Future[Any]]:
         """What has to be awaited to wait for the answer; nothing where other answers would do as well."""
@@ -98,6 +100,7 @@ class Message:
 
     __slots__ = (
         "args",
+        "blocked_on",
         "body",
         "buffers",
         "cell",
@@ -142,6 +145,7 @@ class Message:
         self.task: Any = None  # the task of a concurrent handler
         self.number = 0  # given when the handler makes its first call
         self.told = False  # the caller knows that the handler has begun
+        self.blocked_on: asyncio.Future[Any] | None = None  # what the handler's thread waits for
         self.lane: Any = None  # for a local message: the account it is booked on
         self.timer: asyncio.TimerHandle | None = None  # stops the handler at its deadline
         self.late = False  # the deadline has passed: that is why it is stopped

@@ -49,7 +49,7 @@ class Route(Protocol):
 class Lane(Room):
     """The account with one actor: `key` in the process of `peer`, rank `rank` of the mesh named `mesh`."""
 
-    __slots__ = ("__weakref__", "byte_limit", "bytes", "closed", "key", "peer")
+    __slots__ = ("__weakref__", "byte_limit", "bytes", "closed", "key", "moves", "peer")
 
     def __init__(self, peer: Route, key: int, mesh: str, rank: int, limit: int, byte_limit: int) -> None:
         super().__init__(mesh, rank, limit)
@@ -57,6 +57,7 @@ class Lane(Room):
         self.key = key
         self.byte_limit = byte_limit
         self.closed = False
+        self.moves = False  # to the process that takes the place of one that has ended
         self.bytes = 0  # of the arguments of what is under way
 
     def call(

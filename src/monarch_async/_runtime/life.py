@@ -1,10 +1,12 @@
-"""The life of an actor: constructed, failing or stopped, cleaned up. `cell.Cell` adds what it does in between.
+"""The lives of an actor: constructed, failing or stopped, cleaned up, perhaps begun again. `cell.Cell` adds what it does in between.
 
 Rules:
 
 * A constructor's error goes to whoever had the actor spawned, who decides what it means; every other failure goes to the owner.
 * The end: refuse what is queued, cancel what runs and wait for that, stop what this actor has spawned (newest first), `__cleanup__`.
   Each step is bounded in time, and nobody who asks for the end, even twice, is told of it before it has come.
+* An actor that `returns` keeps its mailbox when it ends, and waits, as *restarting*, for its owner to say whether there is another life:
+  `revive` or `begin_stop`.
 * Whoever waits for a handler that the end has cancelled is told that the actor died; so is, after the option `cleanup_timeout`, whoever
   waits for one that does not end.
 """
@@ -24,7 +26,10 @@ from monarch_async._runtime.debt import Debt
 from monarch_async._runtime.thread import ActorThread
 from monarch_async.errors import ActorDied, CallTimeout
 
-__all__ = ["Life"]
+__all__ = ["SAVE", "Life"]
+
+SAVE = "checkpoint by time"
+"""What a behavior handles by taking a checkpoint."""
 
 
 class Life:
@@ -38,7 +43,11 @@ class Life:
         self.handlers = behavior.handlers
         self.instance: Any = None
         self.state = CellState.STARTING
-        self.evidence: Evidence | None = None  # why it is gone, once it is
+        self.evidence: Evidence | None = None  # why it is gone, or this life of it is over, once it is
+        self.returns = False  # it may live again
+        self.saved: bytes | None = None  # what the life before has left for this one: a pickled checkpoint
+        self.save_every: float | None = None  # seconds between checkpoints
+        self._save_timer: asyncio.TimerHandle | None = None
         self.owner: Any = None  # whom a failure is told
         self.place: Any = None  # the mesh of processes it was spawned on, as its spawner described it
         self.owned: dict[object, Callable[[str], Awaitable[None]]] = {}  # how to stop what this actor has spawned; newest last
@@ -69,6 +78,9 @@ class Life:
                 self.instance = await self.own_thread().run(self.behavior.construct, (), {}, None)
             else:
                 self.instance = self.behavior.construct()
+            if self.saved is not None:
+                await self.behavior.restore(self.instance, self.saved, self.thread)
+                self.saved = None
         except BaseException as raised:
             error = raised
         current_cell.set(None)
@@ -81,6 +93,7 @@ class Life:
                 told(error)
             return False
         self.state = CellState.READY
+        self._save_later()
         if told is not None:
             told(None)
         for message in self.probes:
@@ -88,6 +101,18 @@ class Life:
                 message.origin.answer(message, None)
         self.probes.clear()
         return True
+
+    def _save_later(self) -> None:
+        if self.save_every is not None and self.evidence is None:
+            self._save_timer = self.runtime.loop.call_later(self.save_every, self._save_now)
+
+    def _save_now(self) -> None:
+        self.handle_next(SAVE)
+        self._save_later()
+
+    def handle_next(self, endpoint: str, body: bytes = b"") -> None:
+        """Handle this once the handler that runs has ended, before anything else; see `Cell`."""
+        raise NotImplementedError
 
     def fail(self, error: BaseException, endpoint: str) -> None:
         """The actor can't go on: tell the callers that wait, clean up, tell the owner."""
@@ -101,12 +126,44 @@ class Life:
         self._ending = self.runtime.tasks.start(self._end(error), name=f"cleanup of {self.identity}")
 
     def begin_stop(self, reason: str) -> asyncio.Task[None]:
-        """Take no message from now on, and end. The task is done when that has come about, for whatever reason."""
+        """Take no message from now on, and end for good. The task is done when that has come about, for whatever reason."""
+        waits = self.state is CellState.RESTARTING
+        if self._ending is None or waits:
+            self.evidence = Evidence(reason if waits and reason else f"stopped: {reason}" if reason else "stopped")
+            self.returns = False
+            self.state = CellState.STOPPING
+            self._ending = self.runtime.tasks.start(self._end(None), name=f"stopping {self.identity}")
+        elif self.returns:
+            self.returns = False  # it ends already, and shall not come back
+        return self._ending
+
+    def suspend(self, reason: str) -> asyncio.Task[None]:
+        """End this life, as others that belong to it do; there may be another. Done when it is over."""
         if self._ending is None:
             self.state = CellState.STOPPING
-            self.evidence = Evidence(f"stopped: {reason}" if reason else "stopped")
-            self._ending = self.runtime.tasks.start(self._end(None), name=f"stopping {self.identity}")
+            self.evidence = Evidence(reason)
+            self._ending = self.runtime.tasks.start(self._end(None), name=f"suspending {self.identity}")
         return self._ending
+
+    async def revive(self, behavior: Behavior, incarnation: int, saved: bytes | None, told: Callable[[BaseException | None], None]) -> None:
+        """Live again, once the life before is over: another instance, which gets what has queued. `told` hears of it."""
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+        if self.state is not CellState.RESTARTING:  # stopped meanwhile
+            told(self._died(started=False))
+            return
+        self.identity = self.identity._replace(incarnation=incarnation)
+        self.behavior, self.handlers = behavior, behavior.handlers
+        self.saved = saved
+        self.on_constructed = told
+        self.context = contextvars.copy_context()
+        self.evidence = self._ending = None
+        self.state = CellState.STARTING
+        self.start()
+
+    def start(self) -> None:
+        """Begin to live; see `Cell`."""
+        raise NotImplementedError
 
     async def stop(self, reason: str) -> None:
         """Stop the actor. Returns when it has ended, for whatever reason."""
@@ -120,7 +177,10 @@ class Life:
         elif message.state is State.RUNNING:
             message.state = State.STOPPING
             task = message.task or self.task
-            if task is not None and self.handlers[message.endpoint].kind != SYNC:
+            if self.handlers[message.endpoint].kind == SYNC:
+                if message.blocked_on is not None:
+                    message.blocked_on.cancel()
+            elif task is not None:
                 task.cancel()
 
     def expire(self, message: Message) -> None:
@@ -151,9 +211,13 @@ class Life:
     async def _end(self, error: BaseException | None) -> None:
         runtime = self.runtime
         assert self.evidence is not None
+        if self._save_timer is not None:
+            self._save_timer.cancel()
         current_message.set(None)
         current_cell.set(self)
-        self._drop_waiting()
+        if not self.returns:
+            self._drop_waiting()
+        self._tell_constructed()
         running = set(self._cancel_running())
         if running:
             await asyncio.wait(running, timeout=runtime.options.cleanup_timeout)
@@ -170,11 +234,14 @@ class Life:
             await self._clean_up(error)
         if self.thread is not None:
             self.thread.stop()
+        self.thread = self.task = self.instance = None
+        runtime.busy.discard(self)
+        if self.returns:
+            self.state = CellState.RESTARTING
+            return
+        self._drop_waiting()
         if self.state is not CellState.FAILED:
             self.state = CellState.STOPPED
-        self.task = None
-        self.instance = None
-        runtime.busy.discard(self)
         runtime.forget(self)
 
     def _drop_waiting(self) -> None:
@@ -189,6 +256,9 @@ class Life:
                 self.reject(message)
         self.probes.clear()
         self.debt.settle()
+
+    def _tell_constructed(self) -> None:
+        """Whoever waits for the constructor need not do so any longer."""
         told, self.on_constructed = self.on_constructed, None
         if told is not None:
             told(self._died(started=False))

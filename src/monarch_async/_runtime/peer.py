@@ -25,12 +25,19 @@ class Network(Protocol):
     loop: asyncio.AbstractEventLoop
     evidence: Evidence | None
 
+    peers: dict[str, Peer]
+
+    def peer(self, address: ProcAddress) -> Peer: ...
+
     def dial(self, peer: Peer) -> Link:
         """A new link to it."""
 
     def cancel_message(self, message: Message) -> None: ...
 
     def link_ended(self, peer: Peer, link: Link, evidence: Evidence) -> None: ...
+
+    def moved(self, link: Link, peer: Peer) -> None:
+        """A link leads to this peer now."""
 
     def peer_gone(self, peer: Peer) -> None: ...
 
@@ -40,6 +47,9 @@ class Peer:
 
     Some of it may go through the peer's agent instead (`tree`). Every change of path is told to the peer (see `_core/order.py`): `link` is
     not set while the tree was used last, so that the next message that goes directly asks for it, and nothing has to look otherwise.
+
+    A peer is one process, and gone for good once that has ended. Accounts with actors, which may come back in the process that takes its
+    place, then move on to that (`Evidence.next`); those with ports and with the process itself end.
     """
 
     __slots__ = (
@@ -71,14 +81,34 @@ class Peer:
         self._enough = FEW  # accounts, at which those without use are forgotten
         self.evidence: Evidence | None = None  # set once it is known to be gone
 
-    def lane(self, key: int, mesh: str, rank: int, limit: int, byte_limit: int) -> Lane:
-        """The account with one of its actors."""
+    def lane(self, key: int, mesh: str, rank: int, limit: int, byte_limit: int, *, moves: bool = False) -> Lane:
+        """The account with one of its ports, or itself; or with one of its actors, which `moves` to where that comes back."""
         lane = self.lanes.get(key)
         if lane is None:
             if len(self.lanes) >= self._enough:
                 self._forget_unused()
-            lane = self.lanes[key] = Lane(self, key, mesh, rank, limit, byte_limit)
+            lane = (self._inherited(key) if moves else None) or Lane(self, key, mesh, rank, limit, byte_limit)
+            lane.moves = moves
+            self.lanes[key] = lane
         return lane
+
+    def _inherited(self, key: int) -> Lane | None:
+        """The account with an actor of a process that this one has taken the place of, though that is not known here by other ways."""
+        uid, _, count = self.address.uid.partition(".")
+        for before in range(int(count or 0)):
+            peer = self.runtime.peers.get(f"{uid}.{before}" if before else uid)
+            lane = peer.lanes.get(key) if peer is not None else None
+            if lane is not None:
+                lane.peer = self
+                return lane
+        return None
+
+    def latest(self) -> Peer:
+        """The process that is in its place now, as far as is known here; itself while it lives."""
+        peer = self
+        while peer.evidence is not None and peer.evidence.next:
+            peer = peer.runtime.peer(peer.address._replace(uid=peer.evidence.next))
+        return peer
 
     def _forget_unused(self) -> None:
         """Let go of the accounts that nobody holds and nothing is booked on, as of actors and ports that have ended."""
@@ -154,3 +184,21 @@ class Peer:
         for link in list(self.links):
             self.ended(link, evidence)
         self.runtime.peer_gone(self)
+        if self.evidence.next:  # that is still so, now that its owner has heard of it
+            following = self.runtime.peer(self.address._replace(uid=self.evidence.next))
+            for key, lane in self.lanes.items():
+                if lane.moves and lane.peer is self:
+                    lane.peer = following
+                    following.lanes.setdefault(key, lane)
+
+    def hand_on(self, link: Link, evidence: Evidence) -> Peer:
+        """The process had ended before `link` was ever connected, so what was sent over it is for the one that took its place."""
+        following = self.runtime.peer(self.address._replace(uid=evidence.next))
+        self.links.discard(link)
+        following.links.add(link)
+        if self.usual is link:
+            self.link = self.usual = None
+            following.link = following.usual = link
+        self.runtime.moved(link, following)
+        self.gone(evidence)
+        return following

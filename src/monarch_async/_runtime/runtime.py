@@ -36,7 +36,7 @@ from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.origin import LinkOrigin, LocalOrigin, PortSink, read_fault, take_port_message
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.serving import serve
-from monarch_async._runtime.supervisor import Ownership
+from monarch_async._runtime.supervisor import Home, Ownership
 from monarch_async._runtime.suspects import Step
 from monarch_async._runtime.tasks import TaskSet
 from monarch_async._runtime.tree import Handle, Tree
@@ -90,6 +90,7 @@ class Runtime:
         self.ticking = False
         self.dead_letters = DeadLetters(options.dead_letters)
         self.on_failure: Callable[[Cell, BaseException, str], None] = lambda cell, error, endpoint: None
+        self.on_left: Callable[[Cell, str], None] = lambda cell, reason: None
         self.others_wait: Callable[[Origin, Sequence[Step]], Coroutine[Any, Any, bool]]  # see `Observer`; set by the service
         self.on_cell_added: list[Callable[[Cell], None]] = []
         self.on_peer_gone: list[Callable[[Peer], None]] = []
@@ -98,6 +99,8 @@ class Runtime:
         self.kinds: dict[int, Handle] = {}  # who takes the kinds of messages that are not handled here
         self.unhandled: Callable[[Failure], None] = lambda failure: None  # nobody in this process handles it
         self.ownership = Ownership()
+        self.homes: dict[str, Home] = {}  # the meshes of processes that this one owns, by the uid of the first life of each process
+        self.handle: Callable[[int, Failure], None] = lambda owner, failure: None  # a failure in what an actor here, or 0, owns
         self.hosts_up: dict[str, asyncio.Future[None]] = {}  # for a client: nobody on a host can be dialed until this is done
         self._origins: dict[Link, tuple[Peer, LinkOrigin]] = {}
         self._absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
@@ -118,6 +121,10 @@ class Runtime:
         peer.links.add(link)
         self._origins[link] = (peer, LinkOrigin(link))
         return link
+
+    def moved(self, link: Link, peer: Peer) -> None:
+        """A link that was never connected leads to another process now."""
+        self._origins[link] = (peer, self._origins[link][1])
 
     def dial(self, peer: Peer) -> Link:
         """A new link to a peer, connected in the background."""
@@ -270,6 +277,10 @@ class Runtime:
     def failed(self, cell: Cell, error: BaseException, endpoint: str) -> None:
         """An actor of this process can't go on."""
         self.on_failure(cell, error, endpoint)
+
+    def left(self, cell: Cell, reason: str) -> None:
+        """An actor of this process that may come back has stopped itself."""
+        self.on_left(cell, reason)
 
     def dead_letter(self, actor: object, endpoint: str, evidence: Evidence) -> None:
         """A message that wants no answer could not be delivered."""

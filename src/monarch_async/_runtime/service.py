@@ -20,6 +20,7 @@ from monarch_async._runtime.context import Message, Origin, State, Waiter, curre
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.serving import LATER
+from monarch_async._runtime.supervisor import Fate, Member
 from monarch_async._runtime.suspects import Step, is_awaited
 from monarch_async.errors import ActorError, SpawnError
 from monarch_async.ids import ProcAddress
@@ -116,19 +117,35 @@ class Service:
     def bind(self, runtime: Runtime) -> None:
         self.runtime = runtime
         runtime.on_failure = self._report
+        runtime.on_left = self._report_left
+        runtime.handle = self.handle
         runtime.others_wait = self._others_wait
         runtime.on_peer_gone.append(self._peer_gone)
 
     def spawn(
-        self, message: Message, key: int, mesh: str, class_name: str, behavior: Behavior, owner: int, limit: int, place: bytes
+        self,
+        message: Message,
+        key: int,
+        mesh: str,
+        class_name: str,
+        behavior: Behavior | bytes,
+        owner: int,
+        limit: int,
+        place: bytes,
+        incarnation: int = 0,
+        returns: bool = False,
+        saved: bytes | None = None,
+        save_every: float | None = None,
     ) -> object:
-        """Start an actor; the answer comes when it is constructed. `place` is a pickled `Place`, shared by all that are spawned there."""
+        """Start an actor, or its next life; the answer comes when it is constructed.
+
+        `place` is a pickled `Place`, shared by all that are spawned there. One that `returns` waits for another `spawn` when it ends;
+        `saved` is its last checkpoint, and another is taken each `save_every` seconds.
+        """
         runtime = self.runtime
         if runtime.stopping is not None:
             raise SpawnError(f"{mesh} was not spawned: its process is stopping")
-        cell = Cell(runtime, key, Identity(mesh, class_name, message.rank), behavior, limit)
-        cell.place = _read_place(place)
-        cell.owner = (cell.place.spawner, owner)
+        given: Behavior = loads(behavior) if isinstance(behavior, bytes) else behavior
 
         def told(error: BaseException | None) -> None:
             message.state = State.DONE
@@ -137,9 +154,29 @@ class Service:
             else:
                 message.origin.refuse(message, error)
 
+        cell = runtime.cells.get(key)
+        if cell is not None:
+            runtime.tasks.start(cell.revive(given, incarnation, saved, told), name=f"starting {cell.identity} again")
+            return LATER
+        cell = Cell(runtime, key, Identity(mesh, class_name, message.rank, incarnation), given, limit)
+        cell.place = _read_place(place)
+        cell.owner = (cell.place.spawner, owner)
+        cell.returns, cell.saved, cell.save_every = returns, saved, save_every
         cell.on_constructed = told
         runtime.add_cell(cell)
         return LATER
+
+    async def suspend(self, message: Message, key: int, reason: str) -> None:
+        """End the present life of an actor that may come back; the answer comes when it is over."""
+        cell = self.runtime.cells.get(key)
+        if cell is not None:
+            await asyncio.shield(cell.suspend(reason))
+
+    def keep(self, message: Message, key: int) -> None:
+        """From now on this actor may come back when it ends."""
+        cell = self.runtime.cells.get(key)
+        if cell is not None and cell.evidence is None:
+            cell.returns = True
 
     async def stop(self, message: Message, key: int, reason: str) -> None:
         """Stop an actor; the answer comes when it has cleaned up. One that is gone already is no error."""
@@ -181,10 +218,17 @@ class Service:
 
     # Failures.
 
-    def failed(self, message: Message, owner: int, failure: Failure, process: str, key: int) -> None:
-        """Actor `key` of `process`, which actor `owner` of this process (0: the program itself) has spawned, has failed."""
-        if self.runtime.ownership.owns(process, owner, key):
+    def failed(self, message: Message, owner: int, failure: Failure, process: str, key: int, normal: bool = False) -> None:
+        """Actor `key` of `process`, which actor `owner` of this process (0: the program itself) has spawned, has failed, or left."""
+        member = self.runtime.ownership.find(process, owner, key)
+        if member is not None and not member.ward.member_failed(failure, normal=normal) and not normal:
             self.handle(owner, failure)
+
+    def save(self, message: Message, owner: int, process: str, key: int, incarnation: int, state: bytes) -> None:
+        """Keep the checkpoint of a member that `owner` has spawned. One of a former life is dropped."""
+        member = self.runtime.ownership.find(process, owner, key)
+        if member is not None and member.identity.incarnation == incarnation:
+            member.ward.save(member.identity, state)
 
     def failed_elsewhere(self, message: Message, failure: Failure) -> None:
         """Something that no actor owns has failed in another process of this program's."""
@@ -196,16 +240,48 @@ class Service:
             address, key = cell.owner
             tell(self.runtime, address, "failed", key, Failure.of_actor(cell.identity, error, endpoint), self.runtime.me.uid, cell.key)
 
+    def _report_left(self, cell: Cell, reason: str) -> None:
+        if cell.owner is not None:
+            address, key = cell.owner
+            failure = Failure(cell.identity.mesh, cell.identity.class_name, (cell.identity.rank,), "stopped itself")
+            failure = failure._replace(incarnation=cell.identity.incarnation, meshes=(cell.identity.mesh,))
+            tell(self.runtime, address, "failed", key, failure, self.runtime.me.uid, cell.key, True)
+
     def _peer_gone(self, peer: Peer) -> None:
         """A process is gone: so is what it owned here. Tell the owners, in this process, of what was in it, each once."""
         assert peer.evidence is not None
         for cell in list(self.runtime.cells.values()):
             if cell.owner is not None and cell.owner[0].uid == peer.address.uid:
                 cell.begin_stop(f"the process of its owner {peer.evidence.text}")
-        for owner, members in self.runtime.ownership.release(peer.address.uid).items():
-            meshes = tuple(dict.fromkeys(member.mesh for member in members))
-            # The mesh of actors says more than that of processes, which is owned first.
-            self.handle(owner, Failure.of_proc(members[-1], meshes, str(peer.address), peer.evidence))
+        uid = peer.address.uid
+        process = self.runtime.ownership.process(uid)
+        owners = self.runtime.ownership.release(uid)
+        returns = process is None and bool(peer.evidence.next)
+        fates = {}
+        if process is not None:
+            fate = process.ward.process_ended(process.identity, _lost([process], peer), peer.evidence, returns=False)
+            fates[process] = fate
+            returns = fate is Fate.RETURNS
+        for members in owners.values():
+            failure = _lost(list(members.values()), peer)
+            for key, member in members.items():
+                if key:
+                    identity, ward = member
+                    told = failure._replace(ranks=(identity.rank,), mesh=identity.mesh, class_name=identity.class_name)
+                    told = told._replace(incarnation=identity.incarnation)
+                    fates[member] = ward.process_ended(identity, told, peer.evidence, returns=returns)
+        wanted = Fate.RETURNS in fates.values()
+        if process is not None and wanted:
+            fates[process] = Fate.RETURNS
+        elif process is not None:
+            process.ward.give_up(process.identity, peer.evidence)
+        for owner, members in owners.items():
+            lost = {key: member for key, member in members.items() if fates[member] is Fate.LOST}
+            if lost:
+                self.handle(owner, _lost(list(lost.values()), peer))
+            for key, member in members.items() if wanted else ():
+                if key and fates[member] is not Fate.RETURNS:  # what is sent to it there shall not wait for it
+                    tell(self.runtime, peer.latest().address, "stop", key, peer.evidence.text)
 
     def handle(self, owner: int, failure: Failure) -> None:
         """Tell actor `owner` of this process, or the program itself, of a failure in what it owns."""
@@ -233,8 +309,15 @@ class Service:
                 cell.fail(failure.as_error(), "__supervise__")
 
 
+def _lost(members: Sequence[Member], peer: Peer) -> Failure:
+    """The failure of a process that has ended, and these with it. Meshes of actors say more than those of processes, owned first."""
+    assert peer.evidence is not None
+    meshes = tuple(dict.fromkeys(member.identity.mesh for member in members))
+    return Failure.of_proc(members[-1].identity, meshes, str(peer.address), peer.evidence)
+
+
 def base_service() -> tuple[Service, Mapping[str, Callable[..., Any]]]:
     """The service of a process that runs actors, and its table."""
     service = Service()
-    names = ("spawn", "stop", "ping", "bootstrap", "is_waiting", "failed", "failed_elsewhere")
+    names = ("spawn", "stop", "suspend", "keep", "save", "ping", "bootstrap", "is_waiting", "failed", "failed_elsewhere")
     return service, {name: getattr(service, name) for name in names}

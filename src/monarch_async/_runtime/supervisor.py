@@ -1,29 +1,97 @@
 """Who owns what: which members of which meshes are in which process, and whom their end concerns.
 
 The owner of a mesh is the actor that spawned it, or the program itself (owner 0). When a process ends, each of its owners hears of it once,
-however many of its meshes lose a member.
+however many of its meshes lose a member. What happens to a member is first for its `Ward`, which knows the mesh's restart policy.
 """
 
 from __future__ import annotations
 
-from monarch_async._core.events import Identity
+import enum
+from typing import NamedTuple, Protocol
 
-__all__ = ["Ownership"]
+from monarch_async._core.events import Evidence, Failure, Identity
+from monarch_async.ids import ProcAddress
+
+__all__ = ["Fate", "Guest", "Home", "Member", "Ownership", "Ward"]
+
+
+class Fate(enum.Enum):
+    """What becomes of a member whose process has ended."""
+
+    LOST = "lost"  # its owner has to be told
+    ENDED = "ended"  # that is dealt with
+    RETURNS = "returns"  # and it will be there again
+
+
+class Ward(Protocol):
+    """The owner's side of one mesh, of actors or of processes."""
+
+    def member_failed(self, failure: Failure, *, normal: bool) -> bool:
+        """A member has failed, or has ended of its own accord, in a process that goes on; whether that is dealt with."""
+
+    def process_ended(self, member: Identity, failure: Failure, evidence: Evidence, *, returns: bool) -> Fate:
+        """The process of a member has ended; `returns` says whether it will be started again by its own mesh."""
+
+    def give_up(self, member: Identity, evidence: Evidence) -> None:
+        """For a mesh of processes: nobody wants this one back."""
+
+    def save(self, member: Identity, state: bytes) -> None:
+        """Keep a member's checkpoint. Raises `UsageError` for one that can't be kept."""
+
+
+class Guest(Protocol):
+    """A mesh of actors with a policy, as the mesh of processes that it is in sees it."""
+
+    def wants(self, address: ProcAddress) -> bool:
+        """Whether a member of it waits for this process to come back."""
+
+    def home_stopped(self) -> None:
+        """The processes are stopped on purpose, so nothing comes back."""
+
+
+class Home(Protocol):
+    """A mesh of processes, as meshes of actors in it see it."""
+
+    owner: int
+    given_up: bool  # its policy has: nothing there is started any more
+
+    def keep(self, guest: Guest) -> None:
+        """A mesh of actors in it has a policy: its processes may be started again for that."""
+
+    def leave(self, guest: Guest) -> None:
+        """It has ended, and wants nothing more."""
+
+    async def up(self, address: ProcAddress) -> ProcAddress:
+        """The process that this one is, or that takes its place, once it answers; started again if it has ended. Raises if it won't."""
+
+    def abandon(self, address: ProcAddress, evidence: Evidence) -> None:
+        """A mesh of actors does not want this one back, if it has ended."""
+
+
+class Member(NamedTuple):
+    """One member of one mesh, as it is now."""
+
+    identity: Identity
+    ward: Ward
 
 
 class Ownership:
     """The members of meshes that actors of this process own, by the process they are in."""
 
     def __init__(self) -> None:
-        self._members: dict[str, dict[int, dict[int, Identity]]] = {}
+        self._members: dict[str, dict[int, dict[int, Member]]] = {}
 
-    def own(self, process: str, owner: int, key: int, member: Identity) -> None:
-        """`owner` has spawned `member`, actor `key` (0: the process itself), in `process`."""
-        self._members.setdefault(process, {}).setdefault(owner, {})[key] = member
+    def own(self, process: str, owner: int, key: int, identity: Identity, ward: Ward) -> None:
+        """`owner` has spawned a member, actor `key` (0: the process itself), in `process`."""
+        self._members.setdefault(process, {}).setdefault(owner, {})[key] = Member(identity, ward)
 
-    def owns(self, process: str, owner: int, key: int) -> bool:
-        """Whether a failure of that member concerns its owner: it has not been stopped on purpose, nor its process."""
-        return key in self._members.get(process, {}).get(owner, {})
+    def find(self, process: str, owner: int, key: int) -> Member | None:
+        """That member; none if it has been stopped on purpose, or its process has, so that its failure is none any more."""
+        return self._members.get(process, {}).get(owner, {}).get(key)
+
+    def process(self, uid: str) -> Member | None:
+        """The process itself, if this one owns it."""
+        return next((members[0] for members in self._members.get(uid, {}).values() if 0 in members), None)
 
     def disown(self, process: str, owner: int, key: int) -> None:
         """A member is stopped on purpose: neither its failure nor the end of its process is one any more."""
@@ -39,9 +107,9 @@ class Ownership:
         """A process is stopped on purpose by its owner."""
         self._members.get(process, {}).pop(owner, None)
 
-    def release(self, process: str) -> dict[int, list[Identity]]:
-        """A process is gone: what was in it, by owner, in the order of spawning."""
-        return {owner: list(members.values()) for owner, members in self._members.pop(process, {}).items()}
+    def release(self, process: str) -> dict[int, dict[int, Member]]:
+        """A process is gone: what was in it, by owner and key, in the order of spawning."""
+        return self._members.pop(process, {})
 
     def clear(self) -> None:
         """Everything ends on purpose."""

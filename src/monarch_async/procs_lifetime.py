@@ -1,0 +1,378 @@
+"""A mesh of processes, from its owner's side: starting them, what is done when one ends, stopping them.
+
+Rules:
+
+* The first start succeeds as a whole or leaves nothing: its errors belong to who awaits the mesh, or what was spawned on it; where nobody
+  does within `UNOBSERVED` seconds, the owner is told.
+* With a restart policy, a process that ends is started again as it was asked for: environment, import path, CPUs, bootstrap, rank. Without
+  one, it is where a mesh of actors in it has a policy and belongs to the same process (`up`).
+* Until it is decided that an ended process does not come back, whoever sends to it waits (see the agent): `abandon` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_async._core.events import Evidence, Failure, Identity, died
+from monarch_async._core.instructions import Cause, Exit, Life
+from monarch_async._runtime.client import Client
+from monarch_async._runtime.config import SpawnRequest
+from monarch_async._runtime.restarts import Driver
+from monarch_async._runtime.runtime import Runtime
+from monarch_async._runtime.service import ask, tell
+from monarch_async._runtime.supervisor import Fate, Guest
+from monarch_async.errors import SpawnError
+from monarch_async.ids import ProcAddress, slot
+from monarch_async.lifetime import UNOBSERVED, Lifetime
+from monarch_async.restart import Restart
+from monarch_async.spawned import failure_from
+
+__all__ = ["ProcsLifetime"]
+
+STOPPED = Evidence("its process was stopped with its mesh")
+
+
+class ProcsLifetime:
+    """See the module's text. `begin` starts the processes. Its methods are called on the loop."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        name: str,
+        owner: int,
+        requests: Sequence[SpawnRequest],
+        agents: Sequence[ProcAddress],
+        bootstrap: Callable[[], Any] | None,
+        restart: Restart | None,
+    ) -> None:
+        self._runtime = runtime
+        self._name = name
+        self.owner = owner
+        self._requests = requests
+        self._agents = agents  # of the host of each process
+        self._bootstrap = bootstrap
+        self._addresses = [request.me for request in requests]  # the last of each rank that was started, or tried
+        self._lives = [0] * len(requests)
+        self._ups: list[asyncio.Future[ProcAddress]] = [runtime.loop.create_future() for _ in requests]
+        self._revivals: dict[int, asyncio.Task[None]] = {}  # for meshes of actors, where there is no policy here
+        self._driver: Driver | None = None
+        if restart is not None:
+            self._driver = Driver(runtime.loop, runtime.tasks, self, name, len(requests), restart)
+        self._guests: set[Guest] = set()
+        self.given_up = False
+        self.users: list[Lifetime] = []  # of the meshes of actors that were spawned on it before it was up
+        self.starting: asyncio.Future[None] = runtime.loop.create_future()
+        self._awaited = False
+        self._stopping: asyncio.Task[None] | None = None
+
+    @property
+    def returns(self) -> bool:
+        """Whether processes may come back by a policy of their own."""
+        return self._driver is not None
+
+    def begin(self, client: Client | None) -> None:
+        """Start them all."""
+        runtime = self._runtime
+        for rank, address in enumerate(self._addresses):
+            self._own(rank)
+            runtime.homes[address.uid] = self
+        starting = {address.uid for address in self._addresses}
+        self.starting.add_done_callback(self._started)
+        runtime.tasks.start(self._start(client, starting), name=f"starting {self._name}")
+        cell = runtime.cells.get(self.owner)
+        if cell is not None:
+            cell.owned[self] = self.stop
+
+    def _own(self, rank: int) -> None:
+        identity = Identity(self._name, "", rank, self._lives[rank])
+        self._runtime.ownership.own(self._addresses[rank].uid, self.owner, 0, identity, self)
+
+    def _by_agent(self, ranks: Sequence[int]) -> dict[ProcAddress, list[int]]:
+        found: dict[ProcAddress, list[int]] = {}
+        for rank in ranks:
+            found.setdefault(self._agents[rank], []).append(rank)
+        return found
+
+    # The first start.
+
+    async def wait(self) -> None:
+        """Until every process answers. Raises `SpawnError`, or `ActorDied` for one that ended before it did."""
+        self._awaited = True
+        await asyncio.shield(self.starting)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the start has ended well, so that it does not matter any more who asks."""
+        return self.starting.done() and not self.starting.cancelled() and self.starting.exception() is None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody has asked for the outcome of the start, or of what was spawned on it."""
+        return self._awaited or any(user.awaited for user in self.users)
+
+    async def _start(self, client: Client | None, starting: set[str]) -> None:
+        """The end of a process that is not up yet is for those who wait for it, and no failure to be told to its owner."""
+        runtime = self._runtime
+
+        def release(peer: Any) -> None:
+            if peer.address.uid in starting:
+                runtime.ownership.release(peer.address.uid)
+
+        runtime.on_peer_gone.insert(0, release)
+        try:
+            await self._start_all(client, starting)
+        except asyncio.CancelledError:
+            self.starting.cancel()
+            raise
+        except Exception as error:
+            for address in self._addresses:
+                runtime.ownership.release(address.uid)
+            self.starting.set_exception(error)
+        else:
+            self.starting.set_result(None)
+        finally:
+            runtime.on_peer_gone.remove(release)
+
+    async def _start_all(self, client: Client | None, starting: set[str]) -> None:
+        """Have every host start its processes, run the bootstrap in each, wait until all answer. Whatever goes wrong, none is left then."""
+        runtime = self._runtime
+        by_agent = self._by_agent(range(len(self._requests)))
+        limit = runtime.options.start_timeout
+        answers: list[asyncio.Future[Any]] = []
+        try:
+            if client is not None:
+                await client.ready()
+                await client.attached(by_agent)
+            async with asyncio.timeout(limit):
+                wishes = {agent: [self._requests[rank] for rank in ranks] for agent, ranks in by_agent.items()}
+                started = [ask(runtime, agent, "spawn_procs", theirs) for agent, theirs in wishes.items()]
+                answers = [self._greet(address) for address in self._addresses]
+                for address, answer in zip(self._addresses, answers, strict=True):
+                    answer.add_done_callback(functools.partial(_discard_if_up, starting, address.uid))
+                await asyncio.gather(*started)
+                await asyncio.gather(*answers)
+        except BaseException as error:
+            for agent, ranks in by_agent.items():
+                tell(runtime, agent, "kill_procs", [self._addresses[rank].uid for rank in ranks])
+                self._tell_given_up(agent, ranks, Evidence("was never started again: the mesh could not be started"))
+            if not isinstance(error, TimeoutError):
+                raise
+            late = [address for address, answer in zip(self._addresses, answers, strict=True) if not answer.done()]
+            text = f"{', '.join(map(str, late))} did not answer within the option start_timeout={limit:g} s"
+            raise SpawnError(text) from None
+
+    def _greet(self, address: ProcAddress) -> asyncio.Future[Any]:
+        """Ask a process for its first answer, once the bootstrap has run there."""
+        if self._bootstrap is not None:
+            return ask(self._runtime, address, "bootstrap", self._bootstrap)
+        return ask(self._runtime, address, "ping")
+
+    def _started(self, start: asyncio.Future[None]) -> None:
+        """The first start has ended; if it failed and nobody asks for the outcome, its owner is told."""
+        runtime = self._runtime
+        error = asyncio.CancelledError() if start.cancelled() else start.exception()
+        if error is None:
+            self.users.clear()
+            if self._guests:
+                self._tell_kept()
+            for rank, address in enumerate(self._addresses):
+                if not self._ups[rank].done():
+                    self._ups[rank].set_result(address)
+                if self._driver is not None:
+                    self._driver.started(rank)
+            return
+        for rank, address in enumerate(self._addresses):
+            runtime.homes.pop(address.uid, None)
+            self._ups[rank].cancel()
+        if start.cancelled():
+            return
+
+        def tell_owner() -> None:
+            if not self.awaited and not runtime.closing and runtime.stopping is None and self._stopping is None:
+                failure = failure_from(self._name, "", [0], error, "")
+                runtime.handle(self.owner, failure._replace(reason=failure.reason.replace(" in :", " while it was started:", 1)))
+
+        runtime.loop.call_later(UNOBSERVED, tell_owner)
+
+    # What happens to processes.
+
+    def member_failed(self, failure: Failure, *, normal: bool) -> bool:
+        """Processes fail by ending only."""
+        return False
+
+    def process_ended(self, member: Identity, failure: Failure, evidence: Evidence, *, returns: bool) -> Fate:
+        if self._stopping is not None or self.given_up:
+            return Fate.ENDED
+        rank, driver = member.rank, self._driver
+        self._ups[rank] = self._runtime.loop.create_future()
+        if not evidence.next:
+            self._fail(rank, evidence)
+        if driver is not None and driver.supervises and evidence.next:
+            driver.exited(Life(rank, member.incarnation), Exit.NORMAL if evidence.code == 0 else Exit.ABNORMAL, failure)
+            if driver.supervises:
+                return Fate.RETURNS if driver.comes_back(rank) else Fate.ENDED
+        return Fate.LOST
+
+    def give_up(self, member: Identity, evidence: Evidence) -> None:
+        if evidence.next:
+            self.abandon(self._addresses[member.rank], evidence)
+
+    def save(self, member: Identity, state: bytes) -> None:
+        """Processes have no state."""
+
+    # What meshes of actors in it ask for.
+
+    def keep(self, guest: Guest) -> None:
+        self._guests.add(guest)
+        self._tell_kept()
+
+    def leave(self, guest: Guest) -> None:
+        self._guests.discard(guest)
+
+    def _tell_kept(self) -> None:
+        if self._driver is None and self.is_up:
+            for agent, ranks in self._by_agent(range(len(self._addresses))).items():
+                tell(self._runtime, agent, "keep_procs", [self._addresses[rank].uid for rank in ranks])
+
+    async def up(self, address: ProcAddress) -> ProcAddress:
+        rank = address.rank
+        if self._driver is None and not self._ups[rank].done():
+            revival = self._revivals.get(rank)
+            if revival is None:
+                revival = self._revivals[rank] = self._runtime.loop.create_task(self._again(rank, self._lives[rank] + 1))
+                revival.add_done_callback(lambda _: self._revivals.pop(rank, None))
+            await asyncio.shield(revival)
+        return await asyncio.shield(self._ups[rank])
+
+    def abandon(self, address: ProcAddress, evidence: Evidence) -> None:
+        rank = address.rank
+        if self._ups[rank].done() or (self._driver is not None and self._driver.comes_back(rank)):
+            return
+        if any(guest.wants(address) for guest in self._guests):
+            return
+        text = evidence.text if self._driver is None else f"{evidence.text}, and is not started again"
+        self._fail(rank, evidence._replace(text=text, next=""))
+
+    def _fail(self, rank: int, evidence: Evidence) -> None:
+        """A process that has ended does not come back."""
+        up = self._ups[rank]
+        if not up.done():
+            up.set_exception(died(evidence, self._name, rank, started=False, incarnation=self._lives[rank]))
+            up.exception()
+        last = self._runtime.peer(self._addresses[rank]).latest()
+        if last.evidence is None:  # the one that was expected
+            self._tell_given_up(self._agents[rank], [rank], evidence)
+            last.gone(evidence)
+
+    def _tell_given_up(self, agent: ProcAddress, ranks: Sequence[int], evidence: Evidence) -> None:
+        peers = [self._runtime.peer(self._addresses[rank]) for rank in ranks]
+        uids = [peer.evidence.next for peer in peers if peer.evidence is not None and peer.evidence.next]
+        if uids:
+            tell(self._runtime, agent, "give_up_procs", uids, evidence)
+
+    async def _again(self, rank: int, life: int) -> None:
+        """Start the process of a rank again; `_ups` has it then. Raises what that failed of, and then it may be tried again."""
+        runtime, agent = self._runtime, self._agents[rank]
+        limit = runtime.options.start_timeout
+        before = runtime.peer(self._addresses[rank])
+        if before.evidence is None or not before.evidence.next:
+            text = before.evidence.text if before.evidence is not None else "it has not ended"
+            raise SpawnError(f"{self._name}[{rank}] can't be started again: {text}")
+        me = self._addresses[rank] = before.latest().address
+        self._lives[rank] = life
+        answer: asyncio.Future[Any] | None = None
+        try:
+            async with asyncio.timeout(limit):
+                started = ask(runtime, agent, "spawn_procs", [self._requests[rank]._replace(me=me, returns=True)])
+                answer = self._greet(me)
+                await started
+                await answer
+        except BaseException as error:
+            await ask(runtime, agent, "kill_procs", [me.uid], True)
+            if answer is not None:
+                await asyncio.gather(answer, return_exceptions=True)  # so that it is known here what comes after it
+            if not isinstance(error, TimeoutError):
+                raise
+            raise SpawnError(f"{me} did not answer within the option start_timeout={limit:g} s") from None
+        self._own(rank)
+        if not self._ups[rank].done():
+            self._ups[rank].set_result(me)
+
+    # What a driver, or a supervisor, asks for.
+
+    async def start_life(self, life: Life) -> None:
+        await self._again(life.child, life.incarnation)
+
+    async def stop_lives(self, lives: Sequence[Life]) -> None:
+        again = self._driver is not None and self._driver.supervises
+        await self._end([life.child for life in lives], returns=again)
+
+    def failure_of(self, life: Life, error: BaseException) -> Failure:
+        failure = failure_from(self._name, "", [life.child], error, "")
+        text = failure.reason.replace(" in :", " while it was started again:", 1)
+        return failure._replace(incarnation=life.incarnation, reason=text, process=str(self._addresses[life.child]))
+
+    def escalated(self, failure: Failure) -> None:
+        self.given_up = True
+        runtime = self._runtime
+        evidence = Evidence(failure.reason, failure.exit_code, failure.signal)
+        for rank, address in enumerate(self._addresses):
+            if rank in failure.ranks or not self._ups[rank].done():
+                self._fail(rank, evidence)
+            else:
+                runtime.ownership.disown_all(address.uid, self.owner)
+        runtime.tasks.start(self._end(range(len(self._addresses))[::-1], returns=False), name=f"stopping {self._name}")
+        runtime.handle(self.owner, failure)
+
+    def removed(self, life: Life, failure: Failure) -> None:
+        """Whoever waits for it is told with the rest; see `give_up`."""
+
+    def ended(self, cause: Cause) -> None:
+        """Nothing to do."""
+
+    async def _end(self, ranks: Sequence[int], *, returns: bool) -> None:
+        timeout = self._runtime.options.stop_timeout
+        stops = []
+        for agent, theirs in self._by_agent(ranks).items():
+            stops.append(ask(self._runtime, agent, "stop_procs", [self._addresses[rank].uid for rank in theirs], timeout, returns))
+        await asyncio.gather(*stops, return_exceptions=True)
+
+    # The end.
+
+    async def stop(self, reason: str) -> None:
+        """End every process for good; returns when all are gone."""
+        if self._stopping is None:
+            self._stopping = self._runtime.loop.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        runtime = self._runtime
+        if self._driver is not None:
+            self._driver.shutdown()
+        for guest in self._guests:
+            guest.home_stopped()
+        for revival in self._revivals.values():
+            revival.cancel()
+        for rank, address in enumerate(self._addresses):
+            runtime.ownership.disown_all(address.uid, self.owner)
+            runtime.homes.pop(slot(address), None)
+            if not self._ups[rank].done():
+                self._ups[rank].cancel()
+        for agent, ranks in self._by_agent(range(len(self._addresses))).items():
+            self._tell_given_up(agent, ranks, STOPPED)
+        await self._end(range(len(self._addresses)), returns=False)
+        for address in self._addresses:  # whoever calls them from now on is told that this was meant
+            last = runtime.peer(address).latest()
+            last.gone(STOPPED)
+            last.evidence = STOPPED
+        owner = runtime.cells.get(self.owner)
+        if owner is not None:
+            owner.owned.pop(self, None)
+
+
+def _discard_if_up(starting: set[str], uid: str, answer: asyncio.Future[Any]) -> None:
+    if not answer.cancelled() and answer.exception() is None:
+        starting.discard(uid)

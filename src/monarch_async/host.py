@@ -90,9 +90,8 @@ class HostMesh(MeshOps):
             check_restart(restart, extent.nelements)
         if stuck not in ("report", "kill"):
             raise UsageError(f'stuck must be "report" or "kill", not {stuck!r}')
-        kill = stuck == "kill"
-        arguments = (inner, extent, bootstrap, name, env, proc_bind, tuple(preload), cwd, restart, kill)
-        return on_loop(runtime, lambda: self._spawn(runtime, *arguments))
+        options = tuple(preload), cwd, restart, stuck == "kill"
+        return on_loop(runtime, lambda: self._spawn(runtime, inner, extent, bootstrap, name, env, proc_bind, *options))
 
     def _spawn(
         self,
@@ -132,8 +131,8 @@ class HostMesh(MeshOps):
                     tuple(path for path in sys.path if path),
                     preload,
                     _cpus(proc_bind, point, rank % inner.nelements),
-                    restart is not None,
                     kill_stuck,
+                    restart is not None,
                 )
             )
         mesh = ProcMesh(runtime, name, addresses, agents, Shape(extent))

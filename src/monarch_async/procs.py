@@ -177,11 +177,9 @@ class ProcMesh(MeshOps):
 
         Raises nothing for processes that are gone or out of reach: that is a state too.
         """
-        bases = self._mesh_shape.ranks()
-        return ValueMesh(
-            self._mesh_shape.extent,
-            await check_up(self._runtime, [(latest(self._runtime, self._addresses[base]), self._agents[base]) for base in bases]),
-        )
+        runtime = self._runtime
+        procs = [(latest(runtime, self._addresses[base]), self._agents[base]) for base in self._mesh_shape.ranks()]
+        return ValueMesh(self._mesh_shape.extent, await check_up(runtime, procs))
 
     async def dead_letters(self) -> ValueMesh[DeadLetters]:
         """The messages that each process could not deliver and whose senders did not wait: the last of them (option `dead_letters`)."""

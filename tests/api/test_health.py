@@ -17,7 +17,20 @@ from typing import Any
 import psutil
 import pytest
 
-from monarch_async import Actor, ActorDied, Health, MeshFailure, ProcMesh, ProcState, UsageError, configure, endpoint, this_host, this_proc
+from monarch_async import (
+    Actor,
+    ActorDied,
+    Health,
+    MeshFailure,
+    ProcMesh,
+    ProcState,
+    Restart,
+    UsageError,
+    configure,
+    endpoint,
+    this_host,
+    this_proc,
+)
 from monarch_async._runtime import stacks
 from monarch_async.options import Options
 from tests.api.waiting import until
@@ -404,3 +417,19 @@ async def test_what_to_do_with_stuck_processes_is_checked() -> None:
 def test_nothing_of_the_watchdog_runs_in_the_client() -> None:
     """Only processes that an agent has started are watched."""
     assert "watchdog" not in [thread.name for thread in threading.enumerate()]
+
+
+async def test_a_process_that_is_started_again_is_restarting_until_it_is_up(failures: list[MeshFailure]) -> None:
+    """Under the mesh that it always was in; and failed once nobody starts it again."""
+    procs = this_host().spawn_procs(name="again", restart=Restart(max_restarts=1, within=60.0, backoff=0.5))
+    worker = procs.spawn("worker", Worker)
+    first = await worker.pid.call_one()
+    os.kill(first, signal.SIGKILL)
+    restarting = await health_once(procs, lambda health: health.state is ProcState.RESTARTING)
+    assert ("killed by signal 9 (SIGKILL)", 0) == (restarting.why, restarting.pid)
+    ready = await health_once(procs, lambda health: health.state is READY)
+    assert ready.pid not in (0, first)
+    os.kill(ready.pid, signal.SIGKILL)
+    failed = await health_once(procs, lambda health: health.state is ProcState.FAILED)
+    assert ready.pid == failed.pid
+    await until(lambda: failures)

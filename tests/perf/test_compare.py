@@ -49,7 +49,9 @@ def test_one_workload_alone(tmp_path: Path) -> None:
     """`--only` runs the workload it names and nothing else."""
     assert 0 == main(["--quick", "--only", "import_library", "--only", "start_interpreter", "--out", str(tmp_path)])
     stage = json.loads((tmp_path / "samples.json").read_text())["stages"][""]
-    assert {"ours": {"import_library", "import_names"}, "raw": {"start_interpreter"}} == {system: set(metrics) for system, metrics in stage.items()}
+    assert {"ours": {"import_library", "import_names"}, "raw": {"start_interpreter"}} == {
+        system: set(metrics) for system, metrics in stage.items()
+    }
 
 
 @pytest.mark.parametrize(

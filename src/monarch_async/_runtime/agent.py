@@ -125,9 +125,8 @@ class Agent:
             )
             child = await self._launcher.spawn(spec)
         except Exception as error:  # whatever it is, who waits for this process must hear of it
-            never = Evidence(f"was never started: {error}")
+            never = self.health.ended(me.uid, Evidence(f"was never started: {error}"))
             self._bury(request, never, returns=request.returns)
-            self.health.ended(me.uid, never)
             raise
         self.health.watch(me.uid, child)
         proc = _Proc(request, child, runtime.loop)
@@ -178,7 +177,7 @@ class Agent:
         for uid in uids:
             if self._expected.pop(uid, None) is not None:
                 self.broker.gone(uid, evidence)
-                self.health.given_up(uid, evidence)
+                self.health.give_up(uid)
 
     def output_text(self, message: Message, uid: str) -> str:
         """All that a process has printed, as far as it is kept. `LookupError` for one that never was here, or is long gone."""
@@ -252,7 +251,7 @@ class Agent:
             evidence = evidence._replace(next=successor(uid))
             self.broker.announce(evidence.next)
             self._expected[evidence.next] = request.owner.uid
-            self.health.returning(evidence.next, evidence)
+            self.health.expect_successor(uid, evidence.next)
         self.broker.gone(uid, evidence)
         return evidence
 

@@ -124,5 +124,5 @@ class SpawnRequest(NamedTuple):
     sys_path: tuple[str, ...]
     preload: tuple[str, ...]
     cpus: frozenset[int] | None
-    returns: bool = False  # when it ends, its owner may start a successor
     kill_stuck: bool = False  # after the option `stuck_kill_after`
+    returns: bool = False  # when it ends, its owner may start a successor

@@ -76,6 +76,7 @@ class _Watched:
         self.started = now
         self.child: Child | None = None  # once it exists
         self.end_wanted = False
+        self.follows = False  # another, in whose place it is
         self.frozen = 0.0  # since when; 0: it is not
         self.freezes: deque[tuple[float, float]] = deque(maxlen=FREEZES)
         self.incident: _Incident | None = None
@@ -109,6 +110,8 @@ class HealthWatch:
         self._page: Page | None = inherited_page()
         self._watched: dict[str, _Watched] = {}
         self._gone: dict[str, tuple[Health, float]] = {}  # how processes ended, and when
+        self._next: dict[str, str] = {}  # who is there in the place of one that ended, or may come to be
+        self._awaited: dict[str, str] = {}  # those of them that have not been asked for yet, and in whose place
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # when the next look should come
 
@@ -121,7 +124,8 @@ class HealthWatch:
         """A process will be started; returns the number of its slot."""
         number = self._page.take() if self._page is not None else NO_SLOT
         slot = self._page.slot(number) if self._page is not None and number != NO_SLOT else None
-        self._watched[request.me.uid] = _Watched(request, number, slot, time.monotonic())
+        watched = self._watched[request.me.uid] = _Watched(request, number, slot, time.monotonic())
+        watched.follows = self._awaited.pop(request.me.uid, "") != ""
         return number
 
     def watch(self, uid: str, child: Child) -> None:
@@ -152,22 +156,29 @@ class HealthWatch:
         pid = watched.child.pid if watched.child is not None else 0
         self._gone[uid] = Health(ProcState.STOPPED if wanted else ProcState.FAILED, pid=pid, why=evidence.text), time.monotonic()
         if len(self._gone) > REMEMBERED:
-            del self._gone[next(iter(self._gone))]
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            self._next.pop(oldest, None)
         return evidence
 
-    def returning(self, uid: str, evidence: Evidence) -> None:
-        """Its predecessor has ended, and it may be started."""
-        self._gone[uid] = Health(ProcState.RESTARTING, why=evidence.text), time.monotonic()
+    def expect_successor(self, uid: str, following: str) -> None:
+        """In the place of one that has ended there may be another."""
+        self._next[uid] = following
+        self._awaited[following] = uid
 
-    def given_up(self, uid: str, evidence: Evidence) -> None:
-        """It will not be started."""
-        self._gone[uid] = Health(ProcState.FAILED, why=evidence.text), time.monotonic()
+    def give_up(self, following: str) -> None:
+        """There will not."""
+        uid = self._awaited.pop(following, "")
+        if uid in self._gone:
+            del self._next[uid]
+            self._gone[following] = self._gone[uid]
 
     # What others ask for.
 
     async def tell(self, message: Message, uids: list[str]) -> list[Health]:
         """The health of processes of this host."""
         dumps = []
+        uids = [self._latest(uid) for uid in uids]
         for watched in (self._watched[uid] for uid in uids if uid in self._watched):
             now = time.monotonic()
             self._judge(watched, now)
@@ -179,12 +190,21 @@ class HealthWatch:
         now = time.monotonic()
         return [self._health(uid, now) for uid in uids]
 
+    def _latest(self, uid: str) -> str:
+        """Who is in the place of this process now, or was last."""
+        while self._next.get(uid, "") in self._watched or self._next.get(uid, "") in self._gone:
+            uid = self._next[uid]
+        return uid
+
     def _health(self, uid: str, now: float) -> Health:
         watched = self._watched.get(uid)
         if watched is None:
+            uid = self._awaited.get(uid, uid)
             if uid not in self._gone:
                 return Health(ProcState.STARTING, why="its host has not been asked to start it yet, or it ended long ago")
             end, when = self._gone[uid]
+            if self._next.get(uid) in self._awaited:
+                end = end._replace(state=ProcState.RESTARTING, pid=0)
             return end._replace(since=now - when)
         child = watched.child
         pid = child.pid if child is not None else 0
@@ -199,7 +219,8 @@ class HealthWatch:
         if pulse.ending:
             return health._replace(state=ProcState.BUSY, since=now - pulse.beat, why="it is ending")
         if not pulse.beat:
-            return health._replace(state=ProcState.STARTING, since=watched.since(watched.started, now))
+            state = ProcState.RESTARTING if watched.follows else ProcState.STARTING
+            return health._replace(state=state, since=watched.since(watched.started, now))
         incident = watched.incident
         if incident is None:
             return health._replace(

@@ -99,9 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     took = sorted(kill_once() for _ in range(given.tries))
     cost = asyncio.run(idle(given.actors, given.idle))
-    print(
-        f"SIGKILL of the client to nothing left, {given.tries} tries: median {took[len(took) // 2]:.3f} s, worst {took[-1]:.3f} s (≤ 1 s)"
-    )
+    median, worst = took[len(took) // 2], took[-1]
+    print(f"SIGKILL of the client to nothing left, {given.tries} tries: median {median:.3f} s, worst {worst:.3f} s (≤ 1 s)")
     print(f"supervision of {given.actors} idle actors: {cost:.2f} % of a core (< 1 %)")
     return 0 if took[-1] <= 1.0 and cost < 1.0 else 1
 

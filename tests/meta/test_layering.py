@@ -46,8 +46,8 @@ LAYERS: dict[str, list[str]] = {
         current control service broker fanout agent bootstrap attach worker client proc""",
     ),
     "L4": words(
-        """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned lifetime mesh procs_lifetime
-        procs host supervisors workers info controllers lowlevel"""
+        """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned members lifetime mesh processes
+        procs_lifetime procs host supervisors workers info controllers lowlevel"""
     ),
     "L5": words("tensor parallel testing observe jobs"),
     "L6": words("console dashboard cli __main__"),

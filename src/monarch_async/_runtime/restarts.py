@@ -36,7 +36,7 @@ class Crew(Protocol):
         """Start a child again. Raises what it failed of."""
 
     async def stop_lives(self, lives: Sequence[Life]) -> None:
-        """End these, the first one first; they may be started again. One that is gone already is no error."""
+        """End these, the first one first; they may be started again. One that is over already, whatever has come after it, is no error."""
 
     def failure_of(self, life: Life, error: BaseException) -> Failure:
         """What to tell an owner of a life that could not be started."""
@@ -79,11 +79,12 @@ class Driver:
 
     def comes_back(self, child: int) -> bool:
         """Whether a child that has ended is being started again, or will be."""
-        return self.engine.state(child) in (ChildState.DELAYED, ChildState.STARTING, ChildState.STOPPING)
+        return self.supervises and self.engine.state(child) in (ChildState.DELAYED, ChildState.STARTING, ChildState.STOPPING)
 
     def started(self, child: int) -> None:
-        """The first life of a child is up."""
-        self._follow(self.engine.started(child, 0, self._loop.time()))
+        """The first life of a child is up, unless that is over already."""
+        if not self.engine.incarnation(child):
+            self._follow(self.engine.started(child, 0, self._loop.time()))
 
     def exited(self, life: Life, reason: Exit, failure: Failure) -> None:
         """This life has ended by itself, or with something that was restarted."""
@@ -117,7 +118,8 @@ class Driver:
             self._timer = self._loop.call_at(due, self._due)
 
     def _due(self) -> None:
-        self._follow(self.engine.due(self._loop.time()))
+        if not self._tasks.closed:
+            self._follow(self.engine.due(self._loop.time()))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -128,8 +130,7 @@ class Driver:
         try:
             await self._crew.start_life(life)
         except Exception as error:
-            self._failures[life.child] = self._crew.failure_of(life, error)
-            self._follow(self.engine.exited(*life, Exit.ABNORMAL, self._loop.time()))
+            self.exited(life, Exit.ABNORMAL, self._crew.failure_of(life, error))
         else:
             self._follow(self.engine.started(*life, self._loop.time()))
 

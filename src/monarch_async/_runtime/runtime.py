@@ -101,6 +101,7 @@ class Runtime:
         self.homes: dict[str, Home] = {}  # the meshes of processes that this one owns, by the uid of the first life of each process
         self.handle: Callable[[int, Failure], None] = lambda owner, failure: None  # a failure in what an actor here, or 0, owns
         self.hosts_up: dict[str, asyncio.Future[None]] = {}  # for a client: nobody on a host can be dialed until this is done
+        self._newest: dict[str, int] = {}  # of processes that have taken another's place, the last one known, by the uid of the first
         self._origins: dict[Link, tuple[Peer, LinkOrigin]] = {}
         self._absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
         self.tree = Tree(self)
@@ -112,7 +113,18 @@ class Runtime:
         peer = self.peers.get(address.uid)
         if peer is None:
             peer = self.peers[address.uid] = Peer(self, address)
+            place, _, count = address.uid.partition(".")
+            if count or place in self._newest:
+                self._succeed(place, int(count or 0))
         return peer
+
+    def _succeed(self, place: str, count: int) -> None:
+        """Another one of a row of processes is known: those before the newest have ended."""
+        newest = self._newest[place] = max(count, self._newest.get(place, 0))
+        for before in range(newest):
+            peer = self.peers.get(f"{place}.{before}" if before else place)
+            if peer is not None:
+                peer.gone(Evidence("has ended, and another process has taken its place", next=f"{place}.{newest}"))
 
     def new_link(self, peer: Peer, session: str) -> Link:
         o = self.options
@@ -124,6 +136,10 @@ class Runtime:
     def moved(self, link: Link, peer: Peer) -> None:
         """A link that was never connected leads to another process now."""
         self._origins[link] = (peer, self._origins[link][1])
+
+    def handed_on(self, before: Peer, following: ProcAddress) -> None:
+        """All that was ever sent to a process goes to the one in its place: so what was spawned there is that one's."""
+        self.ownership.move(before.address.uid, following)
 
     def dial(self, peer: Peer) -> Link:
         """A new link to a peer, connected in the background."""
@@ -270,6 +286,18 @@ class Runtime:
         """An actor was stopped before its spawn came; unless it is known how it ended."""
         if not self._absent.has_ended(key):
             self._absent.ended(key, identity, evidence)
+
+    def expect(self, key: int, identity: Identity, owner: str) -> None:
+        """An actor that its owner, in the process `owner`, will start here later: what is sent to it waits for that."""
+        if key not in self.cells:
+            self._absent.expect(key, identity, owner)
+
+    def owner_gone(self, owner: str, evidence: Evidence) -> None:
+        """A process is gone: what it has spawned here ends, or does not begin."""
+        self._absent.owner_gone(owner, evidence)
+        for cell in list(self.cells.values()):
+            if cell.owner is not None and cell.owner[0].uid == owner:
+                cell.begin_stop(evidence.text)
 
     def failed(self, cell: Cell, error: BaseException, endpoint: str) -> None:
         """An actor of this process can't go on."""

@@ -83,6 +83,8 @@ class HostMesh(MeshOps):
             raise TypeError(f"bootstrap is a function to call in each process, not {bootstrap!r}")
         if restart is not None:
             check_restart(restart, extent.nelements)
+            if restart.checkpoint_every is not None:
+                raise UsageError("checkpoint_every is for actors, which have a state to save: give it to their spawn")
         return on_loop(runtime, lambda: self._spawn(runtime, inner, extent, bootstrap, name, env, proc_bind, tuple(preload), cwd, restart))
 
     def _spawn(

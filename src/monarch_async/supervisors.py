@@ -96,7 +96,7 @@ class Supervisor:
 
     def _make_driver(self) -> Driver:
         runtime = self._runtime
-        driver = Driver(runtime.loop, runtime.tasks, self, self.name, 0, self._restart, self._auto_shutdown)
+        driver = Driver(runtime.loop, runtime.tasks, self, self.name, 0, self._restart, self._auto_shutdown, one_by_one=True)
         for number in range(len(self._children)):
             driver.engine.add(significant=number in self._significant)
         return driver
@@ -167,8 +167,8 @@ class Supervisor:
                 continue
             if self._driver.supervises:
                 await child.suspend_all(f"stopped, to be started again by {self.name}")
-            else:
-                await child.stop(f"{self.name} has ended")
+            elif self._last_stop is None:  # else that does it
+                await (child.stop if self.parent is None else child.end_all)(f"{self.name} has ended")
 
     def failure_of(self, life: Life, error: BaseException) -> Failure:
         return failure_from(self._children[life.child].name, "", [0], error, "__init__")

@@ -9,6 +9,7 @@ Rules:
 * What a crew could not start has failed: that is told to the engine as the end of that life, and counts.
 * Of one batch the stops are begun before the starts; a start of a child waits for the end of the stop of the same child, since the engine
   does not start what has not ended.
+* Lives to start are started at once, or, `one_by_one`, each when the one before it is up.
 * When the engine ends, the crew is told so once: `ended`, with the failure that was once too often, if that is why.
 """
 
@@ -63,12 +64,15 @@ class Driver:
         size: int,
         restart: Restart,
         auto_shutdown: AutoShutdown = "never",
+        *,
+        one_by_one: bool = False,
     ) -> None:
         self._loop = loop
         self._tasks = tasks
         self._crew = crew
         self._name = name
         self.engine = Supervision(size, restart, random=random.random, auto_shutdown=auto_shutdown)
+        self._one_by_one = one_by_one
         self._failures: dict[int, Failure] = {}  # the last of each child
         self._timer: asyncio.TimerHandle | None = None
 
@@ -103,7 +107,9 @@ class Driver:
             if isinstance(instruction, Stop):
                 self._tasks.start(self._stop(instruction.lives), name=f"stopping members of {self._name}")
             elif isinstance(instruction, Start):
-                for life in instruction.lives:
+                if self._one_by_one:
+                    self._tasks.start(self._start_in_turn(instruction.lives), name=f"starting children of {self._name} again")
+                for life in () if self._one_by_one else instruction.lives:
                     self._tasks.start(self._start(life), name=f"starting {self._name}[{life.child}] again")
             elif isinstance(instruction, Escalate):
                 failure = self._failures[instruction.life.child]
@@ -125,6 +131,12 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    async def _start_in_turn(self, lives: Sequence[Life]) -> None:
+        for life in lives:
+            # Else an end of another one meanwhile has taken it along.
+            if self.engine.incarnation(life.child) == life.incarnation and self.engine.state(life.child) is ChildState.STARTING:
+                await self._start(life)
 
     async def _start(self, life: Life) -> None:
         try:

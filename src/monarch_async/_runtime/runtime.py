@@ -103,7 +103,7 @@ class Runtime:
         self.hosts_up: dict[str, asyncio.Future[None]] = {}  # for a client: nobody on a host can be dialed until this is done
         self._newest: dict[str, int] = {}  # of processes that have taken another's place, the last one known, by the uid of the first
         self._origins: dict[Link, tuple[Peer, LinkOrigin]] = {}
-        self._absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
+        self.absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
         self.tree = Tree(self)
         self.branch = Branch(self)
 
@@ -195,7 +195,7 @@ class Runtime:
                     elif key == SERVICE:
                         self.serve(message)
                     else:
-                        self._absent.receive(key, message, self.stopping)
+                        self.absent.receive(key, message, self.stopping)
                 elif kind == REPLY:
                     self.settle(link, fields[1], fields[2], buffers)
                 else:
@@ -271,7 +271,7 @@ class Runtime:
         """An actor is here from now on; what was sent to it before goes to it first."""
         self.cells[cell.key] = cell
         cell.start()
-        for message in self._absent.arrived(cell.key):
+        for message in self.absent.arrived(cell.key):
             cell.post(message)
 
     def forget(self, cell: Cell) -> None:
@@ -280,24 +280,12 @@ class Runtime:
         if self.cells.get(cell.key) is cell:
             del self.cells[cell.key]
         self.local_lanes.pop(cell.key, None)
-        self._absent.ended(cell.key, cell.identity, cell.evidence)
+        self.absent.ended(cell.key, cell.identity, cell.evidence)
 
     def never_spawned(self, key: int, identity: Identity, evidence: Evidence) -> None:
         """An actor was stopped before its spawn came; unless it is known how it ended."""
-        if not self._absent.has_ended(key):
-            self._absent.ended(key, identity, evidence)
-
-    def expect(self, key: int, identity: Identity, owner: str) -> None:
-        """An actor that its owner, in the process `owner`, will start here later: what is sent to it waits for that."""
-        if key not in self.cells:
-            self._absent.expect(key, identity, owner)
-
-    def owner_gone(self, owner: str, evidence: Evidence) -> None:
-        """A process is gone: what it has spawned here ends, or does not begin."""
-        self._absent.owner_gone(owner, evidence)
-        for cell in list(self.cells.values()):
-            if cell.owner is not None and cell.owner[0].uid == owner:
-                cell.begin_stop(evidence.text)
+        if not self.absent.has_ended(key):
+            self.absent.ended(key, identity, evidence)
 
     def failed(self, cell: Cell, error: BaseException, endpoint: str) -> None:
         """An actor of this process can't go on."""
@@ -326,7 +314,7 @@ class Runtime:
         elif key == SERVICE:
             self.serve(message)
         else:
-            self._absent.receive(key, message, self.stopping)
+            self.absent.receive(key, message, self.stopping)
 
     # Requests.
 
@@ -395,7 +383,7 @@ class Runtime:
         self.stopping = self.stopping or Evidence(reason)
         await self.stop_cells(reason)
         self.evidence, self.closing = self.stopping, True
-        self._absent.close()
+        self.absent.close()
         links = [link for link in self._origins if link.connection is not None]
         if links:
             await asyncio.wait({self.loop.create_task(link.drain()) for link in links}, timeout=1.0)

@@ -174,7 +174,8 @@ class Service:
 
     def expect(self, message: Message, key: int, who: Identity, owner: str) -> None:
         """An actor will be spawned here later, by the process `owner`."""
-        self.runtime.expect(key, who, owner)
+        if key not in self.runtime.cells:
+            self.runtime.absent.expect(key, who, owner)
 
     def keep(self, message: Message, key: int) -> None:
         """From now on this actor may come back when it ends."""
@@ -262,8 +263,11 @@ class Service:
     def _peer_gone(self, peer: Peer) -> None:
         """A process is gone: so is what it owned here. Tell the owners, in this process, of what was in it, each once."""
         assert peer.evidence is not None
-        uid = peer.address.uid
-        self.runtime.owner_gone(uid, Evidence(f"the process of its owner {peer.evidence.text}"))
+        uid, why = peer.address.uid, f"the process of its owner {peer.evidence.text}"
+        self.runtime.absent.owner_gone(uid, Evidence(why))
+        for cell in list(self.runtime.cells.values()):
+            if cell.owner is not None and cell.owner[0].uid == uid:
+                cell.begin_stop(why)
         process = self.runtime.ownership.process(uid)
         owners = self.runtime.ownership.release(uid)
         returns = process is None and bool(peer.evidence.next)

@@ -215,6 +215,11 @@ def check_class(cls: Any) -> dict[str, EndpointDefinition[..., Any]]:
     return definitions
 
 
+def takes_argument(cls: type, name: str) -> bool:
+    """Whether the constructor of a class has an argument of that name."""
+    return name in inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+
+
 _constructors: WeakKeyDictionary[type, Binder | None] = WeakKeyDictionary()
 
 

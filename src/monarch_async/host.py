@@ -88,6 +88,8 @@ class HostMesh(MeshOps):
             raise TypeError(f"bootstrap is a function to call in each process, not {bootstrap!r}")
         if restart is not None:
             check_restart(restart, extent.nelements)
+            if restart.checkpoint_every is not None:
+                raise UsageError("checkpoint_every is for actors, which have a state to save: give it to their spawn")
         if stuck not in ("report", "kill"):
             raise UsageError(f'stuck must be "report" or "kill", not {stuck!r}')
         options = tuple(preload), cwd, restart, stuck == "kill"

@@ -7,6 +7,8 @@ Rules:
 * Without one, a member comes back only with its process: where the mesh of processes has a policy, and with the whole mesh: where a
   `Supervisor` has.
 * Lives of the policy's engine are counted from where it began; incarnations never begin again.
+* A member with a policy whose process can't come back is a failure of the whole mesh, as one that was restarted too often.
+* Whatever ends a mesh, whoever waits for a member of it is told, and so is who awaits the mesh itself.
 """
 
 from __future__ import annotations
@@ -16,15 +18,16 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from monarch_async._core.codec import dumps_whole
-from monarch_async._core.events import Evidence, Failure, Identity
+from monarch_async._core.events import Evidence, Failure, Identity, died
 from monarch_async._core.instructions import Cause, Exit, Life
 from monarch_async._runtime.restarts import Driver
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, ask_many, tell
-from monarch_async._runtime.supervisor import Fate, Home
+from monarch_async._runtime.supervisor import Fate
 from monarch_async.errors import ActorDied, SupervisionError, UsageError
 from monarch_async.future import MeshFuture
 from monarch_async.ids import ProcAddress, slot
+from monarch_async.members import Members
 from monarch_async.restart import Restart
 from monarch_async.shape import Point, Shape
 from monarch_async.spawned import FirstLives, Spawned, failure_from
@@ -42,18 +45,15 @@ class Parent(Protocol):
         """What the mesh's own policy does not deal with; whether it will be started again."""
 
 
-class Lifetime:
+class Lifetime(Members):
     """See the module's text. `begin` starts the first lives. Its methods are called on the loop."""
 
     def __init__(self, runtime: Runtime, spawned: Spawned, addresses: Sequence[ProcAddress], shape: Shape, restart: Restart | None) -> None:
-        self._runtime = runtime
-        self._spawned = spawned
-        self._addresses = list(addresses)  # where each member is, or was last
+        super().__init__(runtime, spawned, addresses)
         self._shape = shape
         self._restart = restart
-        self._incarnations = [0] * len(addresses)
         self._offsets = [0] * len(addresses)  # the incarnation that the engine counts as 0
-        self._saved: dict[int, bytes] = {}  # the last checkpoint of each rank
+        self._saved: dict[int, tuple[tuple[int, int], bytes]] = {}  # the last checkpoint of each rank: incarnation, number, state
         self._save_every = restart.checkpoint_every if restart is not None else None
         self._errors: dict[int, BaseException] = {}  # what each rank was last not constructed for
         self._ready: MeshFuture[None] = MeshFuture(loop=runtime.loop)
@@ -61,21 +61,25 @@ class Lifetime:
         self._requests = [next(runtime.requests) for _ in addresses]
         self._awaited = False
         self._stopping: asyncio.Task[None] | None = None
-        self._over = False
+        self._over = False  # given up, unless its supervisor begins again
         self._suspended = False  # by its supervisor, or about to be
         self._left: set[int] = set()  # members that have stopped themselves
+        self._final: Failure | None = None  # of which it was given up
+        self._told = False  # the owner of that
         self._last_stop: asyncio.Task[None] | None = None
         self.name = spawned.name
+        self.owner = spawned.owner
         self.parent: Parent | None = None
+        self.why_lost = ""
         self._driver = self._make_driver()
         if restart is not None:
-            self._keep_processes()
+            self._keep_processes(self)
 
     def begin(self) -> None:
         """Start the first life of every member."""
         runtime, owner = self._runtime, self._spawned.owner
         for rank in range(len(self._addresses)):
-            self._own(rank)
+            self._own(rank, self)
         cell = runtime.cells.get(owner)
         if cell is not None:
             cell.owned[self] = self.stop
@@ -94,11 +98,6 @@ class Lifetime:
             return None
         size = len(self._addresses)
         return Driver(self._runtime.loop, self._runtime.tasks, self, self._spawned.name, size, self._restart)
-
-    def _own(self, rank: int) -> None:
-        spawned = self._spawned
-        identity = Identity(spawned.name, spawned.class_name, rank, self._incarnations[rank])
-        self._runtime.ownership.own(self._addresses[rank].uid, spawned.owner, spawned.key, identity, self)
 
     # The start.
 
@@ -139,9 +138,10 @@ class Lifetime:
             if not self._awaited and self._stopping is None:
                 self._runtime.log.error("the program ended before anybody awaited %s, whose constructor failed: %s", name, error)
             raise
-        if not self.awaited:
-            ranks = [point.rank for point in getattr(error, "errors", ()) if isinstance(point, Point)] or [0]
-            self._tell_owner(failure_from(name, self._spawned.class_name, ranks, error, "__init__"), normal=False)
+        if self._awaited or self._told or (self._driver is not None and self._stopping is not None):
+            return
+        ranks = [point.rank for point in getattr(error, "errors", ()) if isinstance(point, Point)] or [0]
+        self._tell_owner(self._final or failure_from(name, self._spawned.class_name, ranks, error, "__init__"))
 
     # What happens to members.
 
@@ -154,8 +154,11 @@ class Lifetime:
             self._driver.exited(life, Exit.NORMAL if normal else Exit.ABNORMAL, failure)
             return True
         if self.parent is not None:
-            self._left.add(rank)
-            if not normal or len(self._left) == len(self._addresses):
+            if normal:
+                self._left.add(rank)
+            if normal and len(self._left) < len(self._addresses):
+                self._runtime.tasks.start(self._end([rank], "give_up", _evidence(failure)), name=f"stopping {self.name}[{rank}]")
+            else:
                 self._suspended = True
                 self.parent.child_failed(self, failure, normal=normal)
             return True
@@ -164,50 +167,73 @@ class Lifetime:
     def process_ended(self, member: Identity, failure: Failure, evidence: Evidence, *, returns: bool) -> Fate:
         if self._stopping is not None or self._over:
             return Fate.ENDED
-        if self._suspended:
-            return Fate.RETURNS
         rank, driver = member.rank, self._driver
+        home = self._home(rank)
+        back = Fate.RETURNS if evidence.next and (home is None or not home.given_up) else Fate.ENDED
+        if self._suspended:
+            return back
+        reason = Exit.TAKEN if returns else Exit.NORMAL if evidence.code == 0 else Exit.ABNORMAL
         if driver is not None and driver.supervises:
-            if not evidence.next:
+            if back is Fate.ENDED and driver.engine.restarts(reason):
                 driver.shutdown()
-                return Fate.LOST
-            reason = Exit.TAKEN if returns else Exit.NORMAL if evidence.code == 0 else Exit.ABNORMAL
+                self._give_up(failure)
+                self._told = self.parent is None
+                return Fate.LOST if self._told else self._ask_parent(failure, back)
             driver.exited(Life(rank, member.incarnation - self._offsets[rank]), reason, failure)
-            return Fate.RETURNS if driver.comes_back(rank) else Fate.ENDED
-        if self.parent is not None:
-            self._suspended = True
-            return Fate.RETURNS if self.parent.child_failed(self, failure, normal=False) else Fate.ENDED
-        if not returns:
+            back = back if driver.comes_back(rank) else Fate.ENDED
+        elif self.parent is not None:
+            back = self._ask_parent(failure, back)
+        elif returns and back is Fate.RETURNS:
+            self._runtime.tasks.start(self._come_along(rank), name=f"starting {self._spawned.name}[{rank}] again")
+        else:
             return Fate.LOST
-        self._runtime.tasks.start(self._come_along(rank), name=f"starting {self._spawned.name}[{rank}] again")
-        return Fate.RETURNS
+        if back is Fate.RETURNS:
+            self._announce(rank)
+        return back
+
+    def moved(self, member: Identity, address: ProcAddress) -> None:
+        self._addresses[member.rank] = address
+
+    def _ask_parent(self, failure: Failure, back: Fate) -> Fate:
+        assert self.parent is not None
+        self._suspended = True
+        return back if self.parent.child_failed(self, failure, normal=False) else Fate.ENDED
 
     def give_up(self, member: Identity, evidence: Evidence) -> None:
         """For meshes of processes."""
 
-    def save(self, member: Identity, state: bytes) -> None:
+    def save(self, member: Identity, number: int, state: bytes) -> None:
         limit = self._runtime.options.checkpoint_bytes
         if len(state) > limit:
             raise UsageError(f"a checkpoint of {member} has {len(state)} bytes, more than the option checkpoint_bytes={limit}: raise it")
-        self._saved[member.rank] = state
+        taken = member.incarnation, number
+        if taken > self._saved.get(member.rank, ((-1, 0), b""))[0]:
+            self._saved[member.rank] = taken, state
 
     async def _come_along(self, rank: int) -> None:
         """Its process is started again by its own policy, and so is the member."""
+        incarnation = self._incarnations[rank] + 1
         try:
-            await self._live_again(rank, self._incarnations[rank] + 1)
+            await self._live_again(rank, incarnation)
         except Exception as error:
             home = self._home(rank)
-            if self._stopping is None and (home is None or not home.given_up or home.owner != self._spawned.owner):
-                self._tell_owner(failure_from(self._spawned.name, self._spawned.class_name, [rank], error, "__init__"), normal=False)
+            if self._wants(rank, incarnation) and (home is None or not home.given_up or home.owner != self._spawned.owner):
+                self._tell_owner(failure_from(self._spawned.name, self._spawned.class_name, [rank], error, "__init__"))
+
+    def _wants(self, rank: int, incarnation: int) -> bool:
+        """Whether this life is still to be started."""
+        return self._stopping is None and not self._over and not self._suspended and self._incarnations[rank] == incarnation
 
     async def _live_again(self, rank: int, incarnation: int) -> None:
         self._incarnations[rank] = incarnation
-        self._addresses[rank] = address = await self._process(rank)
-        if self._stopping is not None or self._over:
-            raise SupervisionError(f"{self._spawned.name} is being stopped")
-        self._own(rank)
+        address = await self._process(rank)
+        if not self._wants(rank, incarnation):
+            raise SupervisionError(f"{self._spawned.name}[{rank}] is not wanted any more")
+        self._addresses[rank] = address
+        self._own(rank, self)
         returns = self._driver is not None or self.parent is not None
-        arguments = (*self._spawned, incarnation, returns, self._saved.get(rank), self._save_every)
+        _, saved = self._saved.get(rank, (None, None))
+        arguments = (*self._spawned, incarnation, returns, saved, self._save_every)
         try:
             await ask(self._runtime, address, "spawn", *arguments, rank=rank)
         except Exception as error:
@@ -215,91 +241,80 @@ class Lifetime:
             raise
         self._ready.settle(self._requests[rank], None)
 
-    async def _process(self, rank: int) -> ProcAddress:
-        """Where a member is to live: in its process, or the one that takes its place, once that answers."""
-        home = self._home(rank)
-        if home is not None:
-            return await home.up(self._addresses[rank])
-        address = self._runtime.peer(self._addresses[rank]).latest().address
-        if address.uid != self._runtime.me.uid:
-            await ask(self._runtime, address, "ping")
-        return address
-
-    def _home(self, rank: int) -> Home | None:
-        return self._runtime.homes.get(slot(self._addresses[rank]))
-
-    def _keep_processes(self) -> None:
-        """Those of this owner's may be started again when they end."""
-        homes = {self._home(rank) for rank in range(len(self._addresses))}
-        for home in homes - {None}:
-            assert home is not None
-            home.keep(self)
-
     def wants(self, address: ProcAddress) -> bool:
+        if self._over or self._stopping is not None:
+            return False
         if self._suspended:
             return True
         driver, place = self._driver, slot(address)
         return driver is not None and any(slot(other) == place and driver.comes_back(rank) for rank, other in enumerate(self._addresses))
 
     def home_stopped(self) -> None:
-        self._over = True
+        self._over = self._told = True
         if self._driver is not None:
             self._driver.shutdown()
-
-    def _leave(self) -> None:
-        for home in {self._home(rank) for rank in range(len(self._addresses))} - {None}:
-            assert home is not None
-            home.leave(self)
+        self._fail_ready(died(Evidence("its processes were stopped"), self.name, None, started=False))
 
     # What a driver asks for.
 
     async def start_life(self, life: Life) -> None:
-        await self._live_again(life.child, self._offsets[life.child] + life.incarnation)
+        try:
+            await self._live_again(life.child, self._offsets[life.child] + life.incarnation)
+        except ActorDied:
+            self._announce(life.child)
+            raise
 
     async def stop_lives(self, lives: Sequence[Life]) -> None:
-        again = self._driver is not None and self._driver.supervises
-        reason = f"stopped, to be started again with others of {self._spawned.name}" if again else "stopped with its mesh"
-        await self._end([life.child for life in lives], "suspend" if again else "stop", reason)
+        if self._last_stop is not None and self._over:  # given up, which ends them all
+            await asyncio.shield(self._last_stop)
+            return
+        ranks = [child for child, incarnation in lives if self._offsets[child] + incarnation == self._incarnations[child]]
+        await self._end(ranks, "suspend", f"stopped, to be started again with others of {self.name}")
 
     def failure_of(self, life: Life, error: BaseException) -> Failure:
         failure = failure_from(self._spawned.name, self._spawned.class_name, [life.child], error, "__init__")
         return failure._replace(incarnation=self._offsets[life.child] + life.incarnation)
 
     def escalated(self, failure: Failure) -> None:
-        rank = failure.ranks[0]
+        tells = self._ready.done()  # else that belongs to who awaits the mesh
+        self._give_up(failure)
+        if tells:
+            self._tell_owner(failure)
+
+    def _give_up(self, failure: Failure) -> None:
+        """Every member ends, and none is started again."""
         self._over = True
+        self._final = failure
         self._disown()
-        self._leave()
-        evidence = Evidence(failure.reason, failure.exit_code, failure.signal)
-        for other, address in enumerate(self._addresses):
-            home = self._home(other)
-            if home is not None:  # others in it may not have heard of its end yet
-                self._runtime.loop.call_soon(home.abandon, address, evidence)
-        ranks = [other for other in range(len(self._addresses)) if not self._is_gone(other)]
-        self._last_stop = self._runtime.tasks.start(self._end(ranks[::-1], "stop", failure.reason), name=f"stopping {self._spawned.name}")
-        if self._ready.done():
-            self._tell_owner(failure, normal=False)
-        else:
-            error = self._errors.get(rank) or failure.as_error()
+        self._leave(self)
+        self._last_stop = self._runtime.tasks.start(self._end_all("give_up", _evidence(failure)), name=f"stopping {self.name}")
+        if not self._ready.done():
+            error = self._errors.get(failure.ranks[0]) or failure.as_error()
             error.add_note(failure.reason)
-            self._ready.fail(self._requests[rank], error)
+            self._ready.fail(self._requests[failure.ranks[0]], error)
 
     def removed(self, life: Life, failure: Failure) -> None:
         rank = life.child
-        error = self._errors.get(rank) or failure.as_error()
-        self._ready.fail(self._requests[rank], error)
+        if not self._ready.done():
+            self._ready.fail(self._requests[rank], self._errors.get(rank) or failure.as_error())
         if not self._is_gone(rank):
-            self._runtime.tasks.start(self._end([rank], "stop", failure.reason), name=f"stopping {self._spawned.name}[{rank}]")
+            self._runtime.tasks.start(self._end([rank], "give_up", _evidence(failure)), name=f"stopping {self._spawned.name}[{rank}]")
 
     def ended(self, cause: Cause) -> None:
         """Nothing to do."""
 
-    def _tell_owner(self, failure: Failure, *, normal: bool) -> None:
+    def _tell_owner(self, failure: Failure) -> None:
+        self._told = True
         if self.parent is not None:
             self._suspended = True
-            self.parent.child_failed(self, failure, normal=normal)
+            self.parent.child_failed(self, failure, normal=False)
         else:
             self._runtime.handle(self._spawned.owner, failure)
+
+    def _fail_ready(self, error: BaseException) -> None:
+        """Nobody is constructed any more."""
+        for request in self._requests if not self._ready.done() else ():
+            self._ready.fail(request, error)
 
     # What a supervisor asks for.
 
@@ -307,7 +322,7 @@ class Lifetime:
         """From now on members may live again, all together."""
         if not isinstance(self._spawned.behavior, bytes):
             self._spawned = self._spawned._replace(behavior=dumps_whole(self._spawned.behavior))
-        self._keep_processes()
+        self._keep_processes(self)
         for address in self._addresses:
             tell(self._runtime, address, "keep", self._spawned.key)
 
@@ -318,22 +333,35 @@ class Lifetime:
             self._driver.shutdown()
         if self._last_stop is not None:
             await asyncio.shield(self._last_stop)
-        await self._end([rank for rank in range(len(self._addresses)) if not self._is_gone(rank)][::-1], "suspend", reason)
+        await self._end_all("suspend", reason)
+
+    async def end_all(self, reason: str) -> None:
+        """End every member, and tell who waits for one so; all may be started again all the same."""
+        self._suspended = True
+        await self._end_all("give_up", Evidence(reason))
 
     async def start_all(self) -> None:
-        """Begin the next life of every member, with a policy that has forgotten the past. Raises what the first failed of."""
-        self._over = self._suspended = False
+        """Begin the next life of every member, with a policy that has forgotten the past. Raises what the first failed of.
+
+        Does nothing for a mesh that its owner has stopped.
+        """
+        if self._stopping is not None:
+            return
+        self._over = self._suspended = self._told = False
         self._left.clear()
         self._offsets = [incarnation + 1 for incarnation in self._incarnations]
         self._driver = self._make_driver()
-        ranks = range(len(self._addresses))
-        outcomes = await asyncio.gather(*(self._live_again(rank, self._offsets[rank]) for rank in ranks), return_exceptions=True)
+        self._keep_processes(self)
+        lives = [self._first_of(self._driver, rank, incarnation) for rank, incarnation in enumerate(self._offsets)]
+        outcomes = await asyncio.gather(*lives, return_exceptions=True)
         error = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
-        if error is not None:
+        if error is not None and self._stopping is None:
             raise error
-        if self._driver is not None:
-            for rank in ranks:
-                self._driver.started(rank)
+
+    async def _first_of(self, driver: Driver | None, rank: int, incarnation: int) -> None:
+        await self._live_again(rank, incarnation)
+        if driver is not None:
+            driver.started(rank)
 
     # The end.
 
@@ -347,29 +375,14 @@ class Lifetime:
         if self._driver is not None:
             self._driver.shutdown()
         self._disown()
-        self._leave()
-        await self._end([rank for rank in range(len(self._addresses)) if not self._is_gone(rank)], "stop", reason)
+        self._leave(self)
+        if self._driver is not None:
+            self._fail_ready(died(Evidence(f"stopped: {reason}" if reason else "stopped"), self.name, None, started=False))
+        await self._end_all("stop", reason)
         owner = self._runtime.cells.get(self._spawned.owner)
         if owner is not None:
             owner.owned.pop(self, None)
 
-    async def _end(self, ranks: Sequence[int], how: str, reason: str) -> None:
-        """Ask members to end, in this order; returns when all have."""
-        if not ranks:
-            return
-        runtime = self._runtime
-        answers = MeshFuture[None](loop=runtime.loop)
-        answers.runtime = runtime
-        requests = [next(runtime.requests) for _ in ranks]
-        answers.expect(Shape.of(procs=len(ranks)), [None] * len(ranks), requests, keep_errors=True)
-        addresses = [self._addresses[rank] for rank in ranks]
-        ask_many(runtime, addresses, how, (self._spawned.key, reason), answers, ranks, requests)
-        await answers
 
-    def _disown(self) -> None:
-        for address in self._addresses:
-            self._runtime.ownership.disown(address.uid, self._spawned.owner, self._spawned.key)
-
-    def _is_gone(self, rank: int) -> bool:
-        peer = self._runtime.peers.get(self._addresses[rank].uid)
-        return peer is not None and peer.evidence is not None
+def _evidence(failure: Failure) -> Evidence:
+    return Evidence(failure.reason, failure.exit_code, failure.signal)

@@ -14,7 +14,7 @@ from monarch_async._core.codec import dumps
 from monarch_async._runtime.absent import DeadLetters
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import Place, ask
-from monarch_async.actor import Actor, ActorBehavior, check_arguments, check_class
+from monarch_async.actor import Actor, ActorBehavior, check_arguments, check_class, takes_argument
 from monarch_async.ambient import current_runtime, on_loop
 from monarch_async.checkup import check_up
 from monarch_async.endpoints import EndpointDefinition
@@ -77,7 +77,7 @@ class ProcMesh(MeshOps):
         return mesh
 
     @overload
-    def spawn(self, name: str, cls: Callable[..., A], *args: Any, restart: Restart, **kwargs: Any) -> A: ...
+    def spawn(self, name: str, cls: Callable[..., A], *args: Any, restart: Restart | None, **kwargs: Any) -> A: ...
     @overload
     def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A: ...
     def spawn(self, name: str, cls: Callable[..., A], *args: Any, **kwargs: Any) -> A:
@@ -93,10 +93,12 @@ class ProcMesh(MeshOps):
         endpoints = check_class(cls)
         if not name or not isinstance(name, str):
             raise TypeError(f"a mesh needs a name, not {name!r}")
-        restart = None
-        if isinstance(kwargs.get("restart"), Restart):
-            restart = check_restart(kwargs.pop("restart"), self._mesh_shape.extent.nelements)
-            if restart.checkpoint_every is not None and not hasattr(cls, "__checkpoint__"):
+        restart: Restart | None = None
+        if "restart" in kwargs and (isinstance(kwargs["restart"], Restart) or not takes_argument(cast("Any", cls), "restart")):
+            restart = kwargs.pop("restart")
+            if restart is not None:
+                check_restart(restart, self._mesh_shape.extent.nelements)
+            if restart is not None and restart.checkpoint_every is not None and not hasattr(cls, "__checkpoint__"):
                 raise UsageError(f"checkpoint_every is set, and {cls.__qualname__} has no __checkpoint__: define it, and __restore__")
         check_arguments(cast("Any", cls), args, kwargs)
         return cast("A", on_loop(runtime, lambda: self._spawn(runtime, name, cast("Any", cls), endpoints, args, kwargs, restart)))

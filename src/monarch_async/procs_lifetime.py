@@ -6,7 +6,8 @@ Rules:
   does within `UNOBSERVED` seconds, the owner is told.
 * With a restart policy, a process that ends is started again as it was asked for: environment, import path, CPUs, bootstrap, rank. Without
   one, it is where a mesh of actors in it has a policy and belongs to the same process (`up`).
-* Until it is decided that an ended process does not come back, whoever sends to it waits (see the agent): `abandon` says so.
+* Until it is decided that an ended process does not come back, whoever sends to it waits (see the agent): `_abandon` says so.
+* A process that ends before all of the first start are up is started again by the policy, if it had been up; else the start has failed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from monarch_async._runtime.supervisor import Fate, Guest
 from monarch_async.errors import SpawnError
 from monarch_async.ids import ProcAddress, slot
 from monarch_async.lifetime import UNOBSERVED, Lifetime
+from monarch_async.processes import Processes
 from monarch_async.restart import Restart
 from monarch_async.spawned import failure_from
 
@@ -35,7 +37,7 @@ __all__ = ["ProcsLifetime"]
 STOPPED = Evidence("its process was stopped with its mesh")
 
 
-class ProcsLifetime:
+class ProcsLifetime(Processes):
     """See the module's text. `begin` starts the processes. Its methods are called on the loop."""
 
     def __init__(
@@ -48,14 +50,9 @@ class ProcsLifetime:
         bootstrap: Callable[[], Any] | None,
         restart: Restart | None,
     ) -> None:
-        self._runtime = runtime
+        super().__init__(runtime, requests, agents, bootstrap)
         self._name = name
         self.owner = owner
-        self._requests = requests
-        self._agents = agents  # of the host of each process
-        self._bootstrap = bootstrap
-        self._addresses = [request.me for request in requests]  # the last of each rank that was started, or tried
-        self._lives = [0] * len(requests)
         self._ups: list[asyncio.Future[ProcAddress]] = [runtime.loop.create_future() for _ in requests]
         self._revivals: dict[int, asyncio.Task[None]] = {}  # for meshes of actors, where there is no policy here
         self._driver: Driver | None = None
@@ -63,6 +60,8 @@ class ProcsLifetime:
             self._driver = Driver(runtime.loop, runtime.tasks, self, name, len(requests), restart)
         self._guests: set[Guest] = set()
         self.given_up = False
+        self.why_lost = ""
+        self._deciding = False  # about a process that has ended, and whose owners are about to be told
         self.users: list[Lifetime] = []  # of the meshes of actors that were spawned on it before it was up
         self.starting: asyncio.Future[None] = runtime.loop.create_future()
         self._awaited = False
@@ -91,12 +90,6 @@ class ProcsLifetime:
     def _own(self, rank: int) -> None:
         identity = Identity(self._name, "", rank, self._lives[rank])
         self._runtime.ownership.own(self._addresses[rank].uid, self.owner, 0, identity, self)
-
-    def _by_agent(self, ranks: Sequence[int]) -> dict[ProcAddress, list[int]]:
-        found: dict[ProcAddress, list[int]] = {}
-        for rank in ranks:
-            found.setdefault(self._agents[rank], []).append(rank)
-        return found
 
     # The first start.
 
@@ -166,12 +159,6 @@ class ProcsLifetime:
             text = f"{', '.join(map(str, late))} did not answer within the option start_timeout={limit:g} s"
             raise SpawnError(text) from None
 
-    def _greet(self, address: ProcAddress) -> asyncio.Future[Any]:
-        """Ask a process for its first answer, once the bootstrap has run there."""
-        if self._bootstrap is not None:
-            return ask(self._runtime, address, "bootstrap", self._bootstrap)
-        return ask(self._runtime, address, "ping")
-
     def _started(self, start: asyncio.Future[None]) -> None:
         """The first start has ended; if it failed and nobody asks for the outcome, its owner is told."""
         runtime = self._runtime
@@ -181,14 +168,16 @@ class ProcsLifetime:
             if self._guests:
                 self._tell_kept()
             for rank, address in enumerate(self._addresses):
-                if not self._ups[rank].done():
+                if runtime.peer(address).evidence is None and not self._lives[rank]:
                     self._ups[rank].set_result(address)
-                if self._driver is not None:
-                    self._driver.started(rank)
+                    if self._driver is not None:
+                        self._driver.started(rank)
             return
+        if self._driver is not None:
+            self._driver.shutdown()
         for rank, address in enumerate(self._addresses):
-            runtime.homes.pop(address.uid, None)
-            self._ups[rank].cancel()
+            runtime.homes.pop(slot(address), None)
+            self._close_up(rank, SpawnError(f"{self._name} could not be started: {error}"))
         if start.cancelled():
             return
 
@@ -209,20 +198,26 @@ class ProcsLifetime:
         if self._stopping is not None or self.given_up:
             return Fate.ENDED
         rank, driver = member.rank, self._driver
-        self._ups[rank] = self._runtime.loop.create_future()
+        if self._ups[rank].done():
+            self._ups[rank] = self._runtime.loop.create_future()
         if not evidence.next:
             self._fail(rank, evidence)
         if driver is not None and driver.supervises and evidence.next:
+            self._deciding = True
             driver.exited(Life(rank, member.incarnation), Exit.NORMAL if evidence.code == 0 else Exit.ABNORMAL, failure)
+            self._deciding = False
             if driver.supervises:
                 return Fate.RETURNS if driver.comes_back(rank) else Fate.ENDED
         return Fate.LOST
 
+    def moved(self, member: Identity, address: ProcAddress) -> None:
+        """Processes are where they are."""
+
     def give_up(self, member: Identity, evidence: Evidence) -> None:
         if evidence.next:
-            self.abandon(self._addresses[member.rank], evidence)
+            self._abandon(member.rank, evidence)
 
-    def save(self, member: Identity, state: bytes) -> None:
+    def save(self, member: Identity, number: int, state: bytes) -> None:
         """Processes have no state."""
 
     # What meshes of actors in it ask for.
@@ -233,6 +228,13 @@ class ProcsLifetime:
 
     def leave(self, guest: Guest) -> None:
         self._guests.discard(guest)
+        self._runtime.loop.call_soon(self._abandon_unwanted)  # others in them may not have heard of their end yet
+
+    def _abandon_unwanted(self) -> None:
+        for rank, address in enumerate(self._addresses):
+            evidence = self._runtime.peer(address).evidence
+            if evidence is not None and evidence.next:
+                self._abandon(rank, evidence)
 
     def _tell_kept(self) -> None:
         if self._driver is None and self.is_up:
@@ -245,40 +247,44 @@ class ProcsLifetime:
             revival = self._revivals.get(rank)
             if revival is None:
                 revival = self._revivals[rank] = self._runtime.loop.create_task(self._again(rank, self._lives[rank] + 1))
-                revival.add_done_callback(lambda _: self._revivals.pop(rank, None))
+                revival.add_done_callback(functools.partial(self._revived, rank))
             await asyncio.shield(revival)
         return await asyncio.shield(self._ups[rank])
 
-    def abandon(self, address: ProcAddress, evidence: Evidence) -> None:
-        rank = address.rank
-        if self._ups[rank].done() or (self._driver is not None and self._driver.comes_back(rank)):
+    def _revived(self, rank: int, revival: asyncio.Task[None]) -> None:
+        self._revivals.pop(rank, None)
+        if not revival.cancelled() and revival.exception() is not None and self._stopping is None:
+            self._abandon_unwanted()  # who had wanted it may have left meanwhile
+
+    def _abandon(self, rank: int, evidence: Evidence) -> None:
+        """Nobody needs the next life of a process that has ended, unless somebody does."""
+        if self._ups[rank].done() or rank in self._revivals or (self._driver is not None and self._driver.comes_back(rank)):
             return
-        if any(guest.wants(address) for guest in self._guests):
+        if any(guest.wants(self._addresses[rank]) for guest in self._guests):
             return
         text = evidence.text if self._driver is None else f"{evidence.text}, and is not started again"
         self._fail(rank, evidence._replace(text=text, next=""))
 
     def _fail(self, rank: int, evidence: Evidence) -> None:
         """A process that has ended does not come back."""
-        up = self._ups[rank]
-        if not up.done():
-            up.set_exception(died(evidence, self._name, rank, started=False, incarnation=self._lives[rank]))
-            up.exception()
+        self._close_up(rank, died(evidence, self._name, rank, started=False, incarnation=self._lives[rank]))
         last = self._runtime.peer(self._addresses[rank]).latest()
         if last.evidence is None:  # the one that was expected
             self._tell_given_up(self._agents[rank], [rank], evidence)
             last.gone(evidence)
 
-    def _tell_given_up(self, agent: ProcAddress, ranks: Sequence[int], evidence: Evidence) -> None:
-        peers = [self._runtime.peer(self._addresses[rank]) for rank in ranks]
-        uids = [peer.evidence.next for peer in peers if peer.evidence is not None and peer.evidence.next]
-        if uids:
-            tell(self._runtime, agent, "give_up_procs", uids, evidence)
+    def _close_up(self, rank: int, error: BaseException) -> None:
+        """Whoever waits for it need not do so any longer."""
+        up = self._ups[rank]
+        if not up.done():
+            up.set_exception(error)
+            up.exception()
 
     async def _again(self, rank: int, life: int) -> None:
         """Start the process of a rank again; `_ups` has it then. Raises what that failed of, and then it may be tried again."""
         runtime, agent = self._runtime, self._agents[rank]
         limit = runtime.options.start_timeout
+        self._check_wanted(rank)
         before = runtime.peer(self._addresses[rank])
         if before.evidence is None or not before.evidence.next:
             text = before.evidence.text if before.evidence is not None else "it has not ended"
@@ -299,9 +305,14 @@ class ProcsLifetime:
             if not isinstance(error, TimeoutError):
                 raise
             raise SpawnError(f"{me} did not answer within the option start_timeout={limit:g} s") from None
+        self._check_wanted(rank)
         self._own(rank)
         if not self._ups[rank].done():
             self._ups[rank].set_result(me)
+
+    def _check_wanted(self, rank: int) -> None:
+        if self._stopping is not None or self.given_up:
+            raise SpawnError(f"{self._name}[{rank}] is not started again: {self._name} is being stopped")
 
     # What a driver, or a supervisor, asks for.
 
@@ -310,7 +321,7 @@ class ProcsLifetime:
 
     async def stop_lives(self, lives: Sequence[Life]) -> None:
         again = self._driver is not None and self._driver.supervises
-        await self._end([life.child for life in lives], returns=again)
+        await self._end([child for child, incarnation in lives if incarnation == self._lives[child]], returns=again)
 
     def failure_of(self, life: Life, error: BaseException) -> Failure:
         failure = failure_from(self._name, "", [life.child], error, "")
@@ -319,6 +330,7 @@ class ProcsLifetime:
 
     def escalated(self, failure: Failure) -> None:
         self.given_up = True
+        self.why_lost = failure.reason
         runtime = self._runtime
         evidence = Evidence(failure.reason, failure.exit_code, failure.signal)
         for rank, address in enumerate(self._addresses):
@@ -326,8 +338,10 @@ class ProcsLifetime:
                 self._fail(rank, evidence)
             else:
                 runtime.ownership.disown_all(address.uid, self.owner)
+        self._tell_guests()
         runtime.tasks.start(self._end(range(len(self._addresses))[::-1], returns=False), name=f"stopping {self._name}")
-        runtime.handle(self.owner, failure)
+        if not self._deciding:
+            runtime.handle(self.owner, failure)
 
     def removed(self, life: Life, failure: Failure) -> None:
         """Whoever waits for it is told with the rest; see `give_up`."""
@@ -335,12 +349,11 @@ class ProcsLifetime:
     def ended(self, cause: Cause) -> None:
         """Nothing to do."""
 
-    async def _end(self, ranks: Sequence[int], *, returns: bool) -> None:
-        timeout = self._runtime.options.stop_timeout
-        stops = []
-        for agent, theirs in self._by_agent(ranks).items():
-            stops.append(ask(self._runtime, agent, "stop_procs", [self._addresses[rank].uid for rank in theirs], timeout, returns))
-        await asyncio.gather(*stops, return_exceptions=True)
+    def _tell_guests(self) -> None:
+        """Other owners hear of the end of the processes like of any other."""
+        for guest in list(self._guests):
+            if guest.owner == self.owner:
+                guest.home_stopped()
 
     # The end.
 
@@ -354,15 +367,13 @@ class ProcsLifetime:
         runtime = self._runtime
         if self._driver is not None:
             self._driver.shutdown()
-        for guest in self._guests:
-            guest.home_stopped()
+        self._tell_guests()
         for revival in self._revivals.values():
             revival.cancel()
         for rank, address in enumerate(self._addresses):
             runtime.ownership.disown_all(address.uid, self.owner)
             runtime.homes.pop(slot(address), None)
-            if not self._ups[rank].done():
-                self._ups[rank].cancel()
+            self._close_up(rank, died(STOPPED, self._name, rank, started=False, incarnation=self._lives[rank]))
         for agent, ranks in self._by_agent(range(len(self._addresses))).items():
             self._tell_given_up(agent, ranks, STOPPED)
         await self._end(range(len(self._addresses)), returns=False)

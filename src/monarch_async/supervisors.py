@@ -14,13 +14,15 @@ Rules:
 * When the budget is used up, all children are stopped, and the failure is that of the supervisor: for the one above it, or for its owner's
   `__supervise__`.
 * A child has ended normally when all members have stopped themselves.
+* A child that is stopped by its owner meanwhile, as any mesh may be, is left out from then on.
+* With an actor that owns the supervisor ends that, before the meshes in it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from monarch_async._core.events import Failure
 from monarch_async._core.instructions import Cause, Exit, Life
@@ -49,11 +51,17 @@ class Child(Protocol):
     def keep(self) -> None:
         """It may live again from now on."""
 
-    async def suspend_all(self, reason: str) -> None: ...
+    async def suspend_all(self, reason: str) -> None:
+        """End it, to be started again: who calls it waits for that."""
 
-    async def start_all(self) -> None: ...
+    async def end_all(self, reason: str) -> None:
+        """End it, though it may be started again: who calls it is told."""
 
-    async def stop(self, reason: str) -> None: ...
+    async def start_all(self) -> None:
+        """Start it again; does nothing if its owner has stopped it."""
+
+    async def stop(self, reason: str) -> None:
+        """End it for good."""
 
 
 class Supervisor:
@@ -78,15 +86,20 @@ class Supervisor:
         self._runtime: Runtime = current_runtime()
         self._owner = owner_of_new_meshes(self._runtime)[1]
         self._children: list[Child] = []
+        self._significant: set[int] = set()
         self._driver = self._make_driver()
         self._over: asyncio.Future[None] = self._runtime.loop.create_future()
         self._over.add_done_callback(lambda over: over.cancelled() or over.exception())
         self._stopping: asyncio.Task[None] | None = None
+        self._last_stop: asyncio.Task[None] | None = None  # after giving up, or shutting down by itself
         self._suspended = False
 
     def _make_driver(self) -> Driver:
-        runtime, count = self._runtime, len(self._children)
-        return Driver(runtime.loop, runtime.tasks, self, self.name, count, self._restart, self._auto_shutdown)
+        runtime = self._runtime
+        driver = Driver(runtime.loop, runtime.tasks, self, self.name, 0, self._restart, self._auto_shutdown, one_by_one=True)
+        for number in range(len(self._children)):
+            driver.engine.add(significant=number in self._significant)
+        return driver
 
     def supervise(self, mesh: M, *, significant: bool = False) -> M:
         """Take charge of a mesh of actors, as `spawn` returned it, or of another supervisor; returns it.
@@ -102,7 +115,12 @@ class Supervisor:
             child = mesh._lifetime
         else:
             raise TypeError(f"a supervisor takes meshes of actors and supervisors, not {mesh!r}; processes have spawn_procs(restart=…)")
-        if child.parent is not None or child is self:
+        above: Any = self
+        while above is not None:
+            if above is child:
+                raise UsageError(f"{self.name} can't be part of itself")
+            above = above.parent
+        if child.parent is not None:
             raise UsageError(f"{child.name} has a supervisor already")
         on_loop(self._runtime, lambda: self._take(child, significant))
         return mesh
@@ -112,6 +130,12 @@ class Supervisor:
             raise UsageError(f"{self.name} has ended: make another Supervisor")
         number = self._driver.engine.add(significant=significant)
         self._children.append(child)
+        if significant:
+            self._significant.add(number)
+        owner = self._runtime.cells.get(self._owner)
+        if owner is not None:  # it ends before what is in it: what was owned last ends first
+            owner.owned.pop(self, None)
+            owner.owned[self] = self.stop
         child.parent = self
         child.keep()
         self._driver.started(number)
@@ -130,17 +154,21 @@ class Supervisor:
     # What the driver asks for.
 
     async def start_life(self, life: Life) -> None:
-        child = self._children[life.child]
+        child, driver = self._children[life.child], self._driver
         await child.suspend_all(f"stopped, to be started again by {self.name}")
+        if not driver.supervises or driver.engine.incarnation(life.child) != life.incarnation:
+            raise SupervisionError(f"{child.name} is not wanted any more")  # here; the one above may have taken over
         await child.start_all()
 
     async def stop_lives(self, lives: Sequence[Life]) -> None:
         for life in lives:
             child = self._children[life.child]
+            if life.incarnation != self._driver.engine.incarnation(life.child):
+                continue
             if self._driver.supervises:
                 await child.suspend_all(f"stopped, to be started again by {self.name}")
-            else:
-                await child.stop(f"{self.name} has ended")
+            elif self._last_stop is None:  # else that does it
+                await (child.stop if self.parent is None else child.end_all)(f"{self.name} has ended")
 
     def failure_of(self, life: Life, error: BaseException) -> Failure:
         return failure_from(self._children[life.child].name, "", [0], error, "__init__")
@@ -149,18 +177,21 @@ class Supervisor:
         runtime = self._runtime
         if not self._over.done():
             self._over.set_exception(SupervisionError(f"{self.name} has given up: {failure.report()}"))
-        self._stopping = runtime.tasks.start(self._stop_children(failure.reason), name=f"stopping {self.name}")
+        self._last_stop = runtime.tasks.start(self._end_children(failure.reason), name=f"stopping {self.name}")
         if self.parent is not None:
             self.parent.child_failed(self, failure, normal=False)
         else:
             runtime.handle(self._owner, failure)
 
     def removed(self, life: Life, failure: Failure) -> None:
-        self._runtime.tasks.start(self._children[life.child].stop(failure.reason), name=f"stopping what {self.name} has dropped")
+        child = self._children[life.child]
+        # A transient one comes back with its group.
+        end = child.end_all if self._restart.mode == "transient" else child.stop
+        self._runtime.tasks.start(end(failure.reason), name=f"stopping {child.name}")
 
     def ended(self, cause: Cause) -> None:
         if cause is Cause.AUTOMATIC and not self._over.done():
-            self._stopping = self._runtime.tasks.start(self._stop_children(f"{self.name} has shut down"), name=f"stopping {self.name}")
+            self._last_stop = self._runtime.tasks.start(self._end_children(f"{self.name} has shut down"), name=f"stopping {self.name}")
             if self.parent is not None:
                 self.parent.child_failed(self, Failure(self.name, "Supervisor", (0,), "shut down"), normal=True)
 
@@ -172,22 +203,29 @@ class Supervisor:
     async def suspend_all(self, reason: str) -> None:
         self._suspended = True
         self._driver.shutdown()
-        if self._stopping is not None:  # it has given up
-            await asyncio.shield(self._stopping)
+        if self._last_stop is not None:  # it has given up
+            await asyncio.shield(self._last_stop)
         for child in reversed(self._children):
             await child.suspend_all(reason)
 
+    async def end_all(self, reason: str) -> None:
+        self._suspended = True
+        self._driver.shutdown()
+        for child in reversed(self._children):
+            await child.end_all(reason)
+
     async def start_all(self) -> None:
-        self._stopping = None
+        if self._stopping is not None:
+            return
         if self._over.done():
             self._over = self._runtime.loop.create_future()
             self._over.add_done_callback(lambda over: over.cancelled() or over.exception())
-        for child in self._children:
-            await child.start_all()
-        self._driver = self._make_driver()
+        driver = self._driver = self._make_driver()
         self._suspended = False
-        for number in range(len(self._children)):
-            self._driver.started(number)
+        for number, child in enumerate(list(self._children)):
+            if driver.supervises and not driver.engine.incarnation(number):  # else it has been started by itself already
+                await child.start_all()
+                driver.started(number)
 
     # The end.
 
@@ -203,8 +241,20 @@ class Supervisor:
         await asyncio.shield(self._stopping)
 
     async def _stop_children(self, reason: str) -> None:
+        if self._last_stop is not None:
+            await asyncio.shield(self._last_stop)
         for child in reversed(self._children):
-            await (child.suspend_all(reason) if self.parent is not None else child.stop(reason))
+            await child.stop(reason)
+        if not self._over.done():
+            self._over.set_result(None)
+        owner = self._runtime.cells.get(self._owner)
+        if owner is not None:
+            owner.owned.pop(self, None)
+
+    async def _end_children(self, reason: str) -> None:
+        """It has given up, or shut down by itself: for good, unless there is one above that may start it again."""
+        for child in reversed(self._children):
+            await (child.stop(reason) if self.parent is None else child.suspend_all(reason))
         if not self._over.done():
             self._over.set_result(None)
 

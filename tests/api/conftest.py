@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
-from monarch_async import MeshFailure, ProcMesh, configure, this_host, this_proc
+from monarch_async import MeshFailure, ProcMesh, configure, shutdown, this_host, this_proc
 from monarch_async.options import Options
+from tests.api.restarting import Diary
 
 
 @pytest.fixture
@@ -43,3 +46,23 @@ def through_tree() -> Iterator[None]:
 async def six(through_tree: None) -> ProcMesh:
     """Six processes, behind the agent."""
     return this_host().spawn_procs({"gpus": 6}, name="six")
+
+
+@pytest.fixture
+def diary(tmp_path: Path) -> Diary:
+    return Diary(tmp_path / "diary")
+
+
+@pytest.fixture
+async def complaints(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> AsyncIterator[list[str]]:
+    """What a test expects to be logged as an error, in any process: nothing else may be. Nor may an error be left that nobody saw."""
+    expected: list[str] = []
+    yield expected
+    await shutdown()
+    logged = [record.getMessage() for record in caplog.records if record.name == "monarch_async" and record.levelno >= logging.ERROR]
+    out, err = capfd.readouterr()
+    for stream in (out, err):
+        logged += [
+            line for line in stream.splitlines() if "ERROR monarch_async:" in line or "never retrieved" in line or "Traceback" in line
+        ]
+    assert [] == [line for line in logged if not any(text in line for text in expected)]

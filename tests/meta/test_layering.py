@@ -46,8 +46,8 @@ LAYERS: dict[str, list[str]] = {
         connect branch runtime current control service broker fanout health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
-        """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned lifetime mesh watching
-        checkup procs_lifetime procs host supervisors workers info controllers lowlevel"""
+        """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned members lifetime mesh watching
+        checkup processes procs_lifetime procs host supervisors workers info controllers lowlevel"""
     ),
     "L5": words("tensor parallel testing observe jobs"),
     "L6": words("console dashboard cli __main__"),

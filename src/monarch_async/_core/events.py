@@ -125,6 +125,7 @@ class Failure(NamedTuple):
             ranks=(member.rank,),
             reason=f"process {process} {evidence.text}",
             process=process,
+            incarnation=member.incarnation,
             exit_code=evidence.code,
             signal=evidence.signal,
             meshes=meshes,

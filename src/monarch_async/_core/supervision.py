@@ -129,6 +129,11 @@ class Supervision:
         """The last one that was told to start."""
         return self._incarnations[child]
 
+    def restarts(self, reason: Exit) -> bool:
+        """Whether a child that ends so is to be started again."""
+        mode = self._restart.mode
+        return mode == "permanent" or (mode == "transient" and reason is not Exit.NORMAL)
+
     def next_due(self) -> float | None:
         """When `due` has to be called next; `None` while nothing waits for a time."""
         if self._group is not None:
@@ -153,10 +158,9 @@ class Supervision:
         if state is ChildState.STOPPING:
             return self._stopped(child, now)
         self._live -= 1
-        mode = self._restart.mode
-        if mode == "permanent" or (mode == "transient" and reason is not Exit.NORMAL):
+        if self.restarts(reason):
             return self._restart_for(child, now, counts=reason is not Exit.TAKEN)
-        self._move(child, Move.REMOVE if mode == "temporary" else Move.END)
+        self._move(child, Move.REMOVE if self._restart.mode == "temporary" else Move.END)
         removed = Removed(Life(child, incarnation))
         if child in self._significant:
             self._active_significant -= 1

@@ -1,7 +1,8 @@
 """Messages for actors that are not here: not yet, not any more, or never.
 
 One that is not known may be on its way: its spawn can come over another link than the message. So messages for it are kept for the option
-`unknown_grace`. Of one that was here and is gone, why is remembered, and every message is answered with that.
+`unknown_grace`; or, where its owner has announced it, as one that is started again later than its process, until that starts or stops it.
+Of one that was here and is gone, why is remembered, and every message is answered with that.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Absent:
         self._letters = letters
         self._grace = grace
         self._parked: dict[int, list[Message]] = {}
+        self._expected: dict[int, tuple[Identity, str]] = {}  # those announced, and the uid of whose process has done so
         self._ended: OrderedDict[int, tuple[Identity, Evidence]] = OrderedDict()
 
     def receive(self, key: int, message: Message, closing: Evidence | None) -> None:
@@ -74,12 +76,24 @@ class Absent:
         """Who an actor was that is gone, and why it is, where that is known."""
         return self._ended.get(key)
 
+    def expect(self, key: int, identity: Identity, owner: str) -> None:
+        """An actor will be here, or its end will be told, however long that takes."""
+        self._ended.pop(key, None)
+        self._expected[key] = (identity, owner)
+
+    def owner_gone(self, owner: str, evidence: Evidence) -> None:
+        """A process is gone, and with it the actors that it has announced."""
+        for key, (identity, expected_by) in list(self._expected.items()):
+            if expected_by == owner:
+                self.ended(key, identity, evidence)
+
     def has_ended(self, key: int) -> bool:
         """Whether it is known that an actor is gone, and why."""
         return key in self._ended
 
     def arrived(self, key: int) -> list[Message]:
-        """An actor is here now: the messages that were kept for it, in order."""
+        """An actor is here now, or will never be: the messages that were kept for it, in order."""
+        self._expected.pop(key, None)
         return [message for message in self._parked.pop(key, ()) if message.state is State.QUEUED]
 
     def ended(self, key: int, identity: Identity, evidence: Evidence) -> None:
@@ -92,10 +106,13 @@ class Absent:
 
     def close(self) -> None:
         """Nobody comes any more."""
+        self._expected.clear()
         for key in list(self._parked):
             self._give_up(key)
 
     def _give_up(self, key: int) -> None:
+        if key in self._expected:
+            return
         evidence = Evidence(f"never existed here: nobody spawned it within the option unknown_grace={self._grace:g} s")
         for message in self.arrived(key):
             self._refuse(key, message, _unknown(key, message), evidence)

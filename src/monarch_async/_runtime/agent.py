@@ -57,12 +57,23 @@ class _Proc:
         self.returns = request.returns  # unless it is ended for good
 
 
+class _Start:
+    """A process on its way."""
+
+    def __init__(self, request: SpawnRequest, loop: asyncio.AbstractEventLoop) -> None:
+        self.returns = request.returns
+        self.owner = request.owner.uid
+        self.unwanted = False  # it is to be ended as soon as it is there
+        self.over: asyncio.Future[None] = loop.create_future()  # done when it is there, and when it is clear that it will not be
+
+
 class Agent:
     """Bind it to a runtime, whose service it is part of."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._procs: dict[str, _Proc] = {}
+        self._starts: dict[str, _Start] = {}
         self._texts: dict[str, Callable[[], str]] = {}  # output of processes, also of the last that are gone
         self._gone_texts: deque[str] = deque()  # which of them are gone, the oldest first
         self._expected: dict[str, str] = {}  # successors that nobody has started yet; whose owner each is, by uid
@@ -96,6 +107,7 @@ class Agent:
         for request in requests:
             self.broker.announce(request.me.uid)
             self._expected.pop(request.me.uid, None)
+            self._starts[request.me.uid] = _Start(request, self.runtime.loop)
         return self._start_all(requests)
 
     async def _start_all(self, requests: list[SpawnRequest]) -> list[int]:
@@ -107,6 +119,14 @@ class Agent:
         return [outcome for outcome in outcomes if isinstance(outcome, int)]
 
     async def _start(self, request: SpawnRequest) -> int:
+        start = self._starts[request.me.uid]
+        try:
+            return await self._start_one(request, start)
+        finally:
+            del self._starts[request.me.uid]
+            start.over.set_result(None)
+
+    async def _start_one(self, request: SpawnRequest, start: _Start) -> int:
         me = request.me
         runtime = self.runtime
         me = me._replace(unix=runtime.me.unix, tcp=runtime.me.tcp)
@@ -126,10 +146,11 @@ class Agent:
             child = await self._launcher.spawn(spec)
         except Exception as error:  # whatever it is, who waits for this process must hear of it
             never = self.health.ended(me.uid, Evidence(f"was never started: {error}"))
-            self._bury(request, never, returns=request.returns)
+            self._bury(request, never, returns=start.returns)
             raise
         self.health.watch(me.uid, child)
         proc = _Proc(request, child, runtime.loop)
+        proc.returns = start.returns
         if self._network is not network:  # it came meanwhile
             self._tell_network(proc)
         self._procs[me.uid] = proc
@@ -139,6 +160,8 @@ class Agent:
         self._texts[me.uid] = proc.output.text
         child.exited.add_done_callback(lambda _: runtime.tasks.start(self._exited(proc), name=f"burying {me}"))
         self.broker.started(me.uid, proc)
+        if start.unwanted:
+            child.kill()
         return child.pid
 
     async def stop_procs(self, message: Message | None, uids: list[str], timeout: float, returns: bool = False) -> None:
@@ -151,6 +174,7 @@ class Agent:
         for proc in procs:
             proc.returns = returns
             proc.control.send(STOP)
+        await self._call_off(uids, returns)
         if procs:
             _, late = await asyncio.wait([proc.ended for proc in procs], timeout=timeout)
             if late:
@@ -163,8 +187,19 @@ class Agent:
         for proc in procs:
             proc.returns = returns
             proc.child.kill()
+        await self._call_off(uids, returns)
         if procs:
             await asyncio.wait([proc.ended for proc in procs])
+
+    async def _call_off(self, uids: list[str], returns: bool) -> None:
+        """End those that are on their way as soon as they are there; returns when they are gone."""
+        starts = {uid: self._starts[uid] for uid in uids if uid in self._starts}
+        for start in starts.values():
+            start.returns, start.unwanted = returns, True
+        if starts:
+            await asyncio.wait([start.over for start in starts.values()])
+            if procs := [self._procs[uid] for uid in starts if uid in self._procs]:
+                await asyncio.wait([proc.ended for proc in procs])
 
     def keep_procs(self, message: Message, uids: list[str]) -> None:
         """From now on these may come back."""
@@ -173,11 +208,12 @@ class Agent:
                 self._procs[uid].returns = True
 
     def give_up_procs(self, message: Message | None, uids: list[str], evidence: Evidence) -> None:
-        """These successors will never be started."""
+        """What was announced in the place of these processes will never be started."""
         for uid in uids:
-            if self._expected.pop(uid, None) is not None:
-                self.broker.gone(uid, evidence)
-                self.health.give_up(uid)
+            following = successor(uid)
+            if self._expected.pop(following, None) is not None:
+                self.broker.gone(following, evidence)
+                self.health.give_up(following)
 
     def output_text(self, message: Message, uid: str) -> str:
         """All that a process has printed, as far as it is kept. `LookupError` for one that never was here, or is long gone."""
@@ -261,9 +297,11 @@ class Agent:
 
     async def _end_of_owner(self, uid: str) -> None:
         """Whoever asked for processes is gone: so are they."""
-        expected = [following for following, owner in self._expected.items() if owner == uid]
-        self.give_up_procs(None, expected, Evidence("was never started again: its owner is gone"))
-        await self.kill_procs(None, [proc.request.me.uid for proc in self._procs.values() if proc.request.owner.uid == uid])
+        for following in [following for following, owner in self._expected.items() if owner == uid]:
+            del self._expected[following]
+            self.broker.gone(following, Evidence("was never started again: its owner is gone"))
+        theirs = [proc.request.me.uid for proc in self._procs.values() if proc.request.owner.uid == uid]
+        await self.kill_procs(None, [*theirs, *(following for following, start in self._starts.items() if start.owner == uid)])
 
     def _show(self, proc: _Proc, stream: Stream, lines: list[str]) -> None:
         """Send output to the client, and let the pipe fill up while the client is slow."""

@@ -22,14 +22,13 @@ from monarch_async._core.codec import loads
 from monarch_async._core.events import Identity
 from monarch_async._runtime.behavior import Behavior, CellState, Residence
 from monarch_async._runtime.context import SYNC, Handler, Message, State, current_message
-from monarch_async._runtime.life import Life
+from monarch_async._runtime.life import ITSELF, STOP, Life
 from monarch_async._runtime.resumed import Resumed
 from monarch_async._runtime.suspects import Suspects
 from monarch_async.errors import CallTimeout
 
 __all__ = ["Cell"]
 
-STOP = ""  # no endpoint has this name
 LATER_THAN_CALLER = 0.05
 """Seconds after its deadline until a handler is stopped from this side: the caller's own timer and word come first, where it lives."""
 YIELD_EVERY = 64
@@ -123,10 +122,11 @@ class Cell(Life):
         return Resumed(coroutine, coroutine.send(None))
 
     async def _live(self) -> None:
+        task = self.task
         if self.state is CellState.STARTING and not await self.construct():
             return
         while await self._drain():
-            if self.evidence is not None:
+            if self.evidence is not None or self.task is not task:
                 return  # stopped during a handler that had answered already, through its port, so that there was nothing to cancel
             if not self.overlapping:
                 self.runtime.busy.discard(self)
@@ -138,9 +138,10 @@ class Cell(Life):
                 self._wake = None
                 cancelled = True
                 if self._handover is None:
-                    self.task = None  # as when the loop is ending; should there be messages all the same, there will be another task
                     if self.mailbox:
                         self._renew()
+                    elif self.task is task:
+                        self.task = None  # as when the loop is ending; should there be messages all the same, there will be another task
                     return
             if self._handover is not None:
                 begun, self._handover = self._handover, None
@@ -211,6 +212,8 @@ class Cell(Life):
             message.origin.answer(message, result)
         if message.task is not None:
             return True
+        if told_to_stop and self.current is not message:
+            return False  # of a life that is over
         self.current = None
         if self.suspects:
             self.suspects.clear()
@@ -221,8 +224,12 @@ class Cell(Life):
         told_to_stop = message.state is State.STOPPING
         message.finish()
         if message.task is None:
+            if self.current is not message:
+                return False  # of a life that is over
             self.current = None
             self.suspects.clear()
+        elif message not in self.overlapping:
+            return True  # the same
         cancelled = isinstance(error, asyncio.CancelledError)
         if message.request:
             message.origin.refuse(message, self.why_cancelled(message, error) if isinstance(error, asyncio.CancelledError) else error)
@@ -233,6 +240,8 @@ class Cell(Life):
 
     def _renew(self) -> None:
         """This task was cancelled, so its next await might raise: leave the rest to a new one."""
+        if self.task is not asyncio.current_task(self.runtime.loop):
+            return  # it is of a life that is over
         self.task = None
         if self.state is CellState.READY:
             self.start()
@@ -248,6 +257,7 @@ class Cell(Life):
                 else:
                     self.begin_stop(reason)
                 return False
+            self.current = message
             return self._raised(message, self.unknown_endpoint(message.endpoint))
         if message.deadline is not None:
             left = message.deadline - self.runtime.loop.time()
@@ -302,6 +312,8 @@ class Cell(Life):
             told_to_stop = message.state is State.STOPPING
             message.finish()
             if message.task is None:
+                if self.current is not message:
+                    return False  # of a life that is over
                 self.current = None
                 self.suspects.clear()
             return message.task is not None or not told_to_stop
@@ -312,7 +324,7 @@ class Cell(Life):
         self.handle_next(STOP, reason.encode())
 
     def handle_next(self, endpoint: str, body: bytes = b"") -> None:
-        self.mailbox.appendleft(Message(self.runtime.local, endpoint, 0, 0, body, None, None))
+        self.mailbox.appendleft(Message(ITSELF, endpoint, 0, 0, body, None, None))
         if self._wake is not None:
             self._wake_up()
         elif self.task is None:

@@ -31,9 +31,10 @@ from monarch_async._core.handshake import NONCE_BYTES, Established, Handshake
 from monarch_async._runtime.config import Network
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.supervisor import Home
 from monarch_async._runtime.tasks import TaskSet
 from monarch_async.errors import AuthenticationError, ChannelError, HandshakeError, MonarchError, ProtocolError, VersionMismatch
-from monarch_async.ids import ProcAddress
+from monarch_async.ids import ProcAddress, slot
 from monarch_async.options import Options
 
 __all__ = ["Party", "accept", "address_fields", "address_of", "join_network", "keep", "patience"]
@@ -58,6 +59,7 @@ class Party(Protocol):
     tls_client: ssl.SSLContext | None
     tls_server: ssl.SSLContext | None
     hosts_up: dict[str, asyncio.Future[None]]
+    homes: dict[str, Home]
     closing: bool
     wrap_connection: Callable[[Link, Stream, bool], Middle] | None
 
@@ -165,7 +167,7 @@ async def _dial(runtime: Party, peer: Peer, link: Link) -> None:
             return
         except Gone as gone:
             how = Evidence.from_map(gone.evidence)
-            if not how.next or link.connections:
+            if not how.next or link.connections or slot(peer.address) in runtime.homes:
                 await _report(peer, gone)
                 return
             peer = peer.hand_on(link, how)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -26,10 +27,27 @@ from monarch_async._runtime.debt import Debt
 from monarch_async._runtime.thread import ActorThread
 from monarch_async.errors import ActorDied, CallTimeout
 
-__all__ = ["SAVE", "Life"]
+__all__ = ["ITSELF", "SAVE", "STOP", "Life"]
 
 SAVE = "checkpoint by time"
 """What a behavior handles by taking a checkpoint."""
+STOP = ""
+"""What a cell handles by stopping; no endpoint has this name."""
+
+
+class _Itself:
+    """Where messages of an actor to itself come from: nobody waits for them, and no account has them."""
+
+    def answer(self, message: Message, value: Any) -> None: ...
+
+    def refuse(self, message: Message, error: BaseException) -> None: ...
+
+    def credit(self, key: int, messages: int, size: int) -> None: ...
+
+    def tell_started(self, message: Message) -> None: ...
+
+
+ITSELF = _Itself()
 
 
 class Life:
@@ -47,6 +65,7 @@ class Life:
         self.returns = False  # it may live again
         self.saved: bytes | None = None  # what the life before has left for this one: a pickled checkpoint
         self.save_every: float | None = None  # seconds between checkpoints
+        self.saves = itertools.count(1)  # numbers of the checkpoints of all lives
         self._save_timer: asyncio.TimerHandle | None = None
         self.owner: Any = None  # whom a failure is told
         self.place: Any = None  # the mesh of processes it was spawned on, as its spawner described it
@@ -94,7 +113,7 @@ class Life:
                 told(error)
             return False
         self.state = CellState.READY
-        self._save_later()
+        self.save_later()
         if told is not None:
             told(None)
         for message in self.probes:
@@ -103,13 +122,12 @@ class Life:
         self.probes.clear()
         return True
 
-    def _save_later(self) -> None:
+    def save_later(self) -> None:
+        """Take the next checkpoint by time when the time has come; the one before it has been taken."""
         if self.save_every is not None and self.evidence is None:
-            self._save_timer = self.runtime.loop.call_later(self.save_every, self._save_now)
-
-    def _save_now(self) -> None:
-        self.handle_next(SAVE)
-        self._save_later()
+            if self._save_timer is not None:
+                self._save_timer.cancel()
+            self._save_timer = self.runtime.loop.call_later(self.save_every, self.handle_next, SAVE)
 
     def handle_next(self, endpoint: str, body: bytes = b"") -> None:
         """Handle this once the handler that runs has ended, before anything else; see `Cell`."""
@@ -128,9 +146,12 @@ class Life:
 
     def begin_stop(self, reason: str) -> asyncio.Task[None]:
         """Take no message from now on, and end for good. The task is done when that has come about, for whatever reason."""
-        waits = self.state is CellState.RESTARTING
-        if self._ending is None or waits:
-            self.evidence = Evidence(reason if waits and reason else f"stopped: {reason}" if reason else "stopped")
+        return self.give_up(Evidence(f"stopped: {reason}" if reason else "stopped"))
+
+    def give_up(self, evidence: Evidence) -> asyncio.Task[None]:
+        """The same, where there is a reason of its own that this actor ends, or is not started again."""
+        if self._ending is None or self.state is CellState.RESTARTING:
+            self.evidence = evidence
             self.returns = False
             self.state = CellState.STOPPING
             self._ending = self.runtime.tasks.start(self._end(None), name=f"stopping {self.identity}")
@@ -148,14 +169,15 @@ class Life:
 
     async def revive(self, behavior: Behavior, incarnation: int, saved: bytes | None, told: Callable[[BaseException | None], None]) -> None:
         """Live again, once the life before is over: another instance, which gets what has queued. `told` hears of it."""
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
+        await asyncio.shield(self.suspend("it was started again"))
         if self.state is not CellState.RESTARTING:  # stopped meanwhile
             told(self._died(started=False))
             return
         self.identity = self.identity._replace(incarnation=incarnation)
         self.behavior, self.handlers = behavior, behavior.handlers
         self.saved = saved
+        for message in [message for message in self.mailbox if message.origin is ITSELF]:
+            self.mailbox.remove(message)  # that was about the life before
         self.on_constructed = told
         self.context = contextvars.copy_context()
         self.evidence = self._ending = None
@@ -228,6 +250,8 @@ class Life:
             if message.request:
                 message.origin.refuse(message, self._died(started=True))
                 message.request = 0
+        # Should they go on for all that, they are none of this actor's any more: the next life has its own.
+        self.current, self.overlapping = None, set()
         for stop_owned in reversed(list(self.owned.values())):
             try:
                 await stop_owned(self.evidence.text)
@@ -255,7 +279,7 @@ class Life:
             message = self.mailbox.popleft()
             if not message.request:
                 self.debt.owe(message)
-            if message.state is State.QUEUED:
+            if message.state is State.QUEUED and message.origin is not ITSELF:
                 self.reject(message)
         for message in self.probes:
             if message.state is State.QUEUED:

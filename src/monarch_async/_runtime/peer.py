@@ -39,6 +39,9 @@ class Network(Protocol):
     def moved(self, link: Link, peer: Peer) -> None:
         """A link leads to this peer now."""
 
+    def handed_on(self, before: Peer, following: ProcAddress) -> None:
+        """All that was ever sent to a process goes to the one in its place."""
+
     def peer_gone(self, peer: Peer) -> None: ...
 
 
@@ -49,7 +52,8 @@ class Peer:
     not set while the tree was used last, so that the next message that goes directly asks for it, and nothing has to look otherwise.
 
     A peer is one process, and gone for good once that has ended. Accounts with actors, which may come back in the process that takes its
-    place, then move on to that (`Evidence.next`); those with ports and with the process itself end.
+    place, then move on to that (`Evidence.next`); those with ports and with the process itself end. Of a process and its successors only
+    the last known one can be there: to hear of a successor is to hear of the end of those before it (the runtime's `peer`).
     """
 
     __slots__ = (
@@ -87,21 +91,9 @@ class Peer:
         if lane is None:
             if len(self.lanes) >= self._enough:
                 self._forget_unused()
-            lane = (self._inherited(key) if moves else None) or Lane(self, key, mesh, rank, limit, byte_limit)
+            lane = self.lanes[key] = Lane(self, key, mesh, rank, limit, byte_limit)
             lane.moves = moves
-            self.lanes[key] = lane
         return lane
-
-    def _inherited(self, key: int) -> Lane | None:
-        """The account with an actor of a process that this one has taken the place of, though that is not known here by other ways."""
-        uid, _, count = self.address.uid.partition(".")
-        for before in range(int(count or 0)):
-            peer = self.runtime.peers.get(f"{uid}.{before}" if before else uid)
-            lane = peer.lanes.get(key) if peer is not None else None
-            if lane is not None:
-                lane.peer = self
-                return lane
-        return None
 
     def latest(self) -> Peer:
         """The process that is in its place now, as far as is known here; itself while it lives."""
@@ -192,13 +184,20 @@ class Peer:
                     following.lanes.setdefault(key, lane)
 
     def hand_on(self, link: Link, evidence: Evidence) -> Peer:
-        """The process had ended before `link` was ever connected, so what was sent over it is for the one that took its place."""
-        following = self.runtime.peer(self.address._replace(uid=evidence.next))
+        """The process had ended before `link` was ever connected, so what was sent over it is for the one that took its place.
+
+        So is what this process has spawned there: none of it was there before. Not for who starts the processes (`connect`): what that has
+        asked of one is not for another.
+        """
+        self.runtime.handed_on(self, self.address._replace(uid=evidence.next))
         self.links.discard(link)
-        following.links.add(link)
-        if self.usual is link:
+        used = self.usual is link
+        if used:
             self.link = self.usual = None
+        self.gone(evidence)
+        following = self.latest()
+        following.links.add(link)
+        if used and following.usual is None:
             following.link = following.usual = link
         self.runtime.moved(link, following)
-        self.gone(evidence)
         return following

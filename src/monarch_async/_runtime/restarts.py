@@ -9,6 +9,7 @@ Rules:
 * What a crew could not start has failed: that is told to the engine as the end of that life, and counts.
 * Of one batch the stops are begun before the starts; a start of a child waits for the end of the stop of the same child, since the engine
   does not start what has not ended.
+* Lives to start are started at once, or, `one_by_one`, each when the one before it is up.
 * When the engine ends, the crew is told so once: `ended`, with the failure that was once too often, if that is why.
 """
 
@@ -36,7 +37,7 @@ class Crew(Protocol):
         """Start a child again. Raises what it failed of."""
 
     async def stop_lives(self, lives: Sequence[Life]) -> None:
-        """End these, the first one first; they may be started again. One that is gone already is no error."""
+        """End these, the first one first; they may be started again. One that is over already, whatever has come after it, is no error."""
 
     def failure_of(self, life: Life, error: BaseException) -> Failure:
         """What to tell an owner of a life that could not be started."""
@@ -63,12 +64,15 @@ class Driver:
         size: int,
         restart: Restart,
         auto_shutdown: AutoShutdown = "never",
+        *,
+        one_by_one: bool = False,
     ) -> None:
         self._loop = loop
         self._tasks = tasks
         self._crew = crew
         self._name = name
         self.engine = Supervision(size, restart, random=random.random, auto_shutdown=auto_shutdown)
+        self._one_by_one = one_by_one
         self._failures: dict[int, Failure] = {}  # the last of each child
         self._timer: asyncio.TimerHandle | None = None
 
@@ -79,11 +83,12 @@ class Driver:
 
     def comes_back(self, child: int) -> bool:
         """Whether a child that has ended is being started again, or will be."""
-        return self.engine.state(child) in (ChildState.DELAYED, ChildState.STARTING, ChildState.STOPPING)
+        return self.supervises and self.engine.state(child) in (ChildState.DELAYED, ChildState.STARTING, ChildState.STOPPING)
 
     def started(self, child: int) -> None:
-        """The first life of a child is up."""
-        self._follow(self.engine.started(child, 0, self._loop.time()))
+        """The first life of a child is up, unless that is over already."""
+        if not self.engine.incarnation(child):
+            self._follow(self.engine.started(child, 0, self._loop.time()))
 
     def exited(self, life: Life, reason: Exit, failure: Failure) -> None:
         """This life has ended by itself, or with something that was restarted."""
@@ -102,7 +107,9 @@ class Driver:
             if isinstance(instruction, Stop):
                 self._tasks.start(self._stop(instruction.lives), name=f"stopping members of {self._name}")
             elif isinstance(instruction, Start):
-                for life in instruction.lives:
+                if self._one_by_one:
+                    self._tasks.start(self._start_in_turn(instruction.lives), name=f"starting children of {self._name} again")
+                for life in () if self._one_by_one else instruction.lives:
                     self._tasks.start(self._start(life), name=f"starting {self._name}[{life.child}] again")
             elif isinstance(instruction, Escalate):
                 failure = self._failures[instruction.life.child]
@@ -117,19 +124,25 @@ class Driver:
             self._timer = self._loop.call_at(due, self._due)
 
     def _due(self) -> None:
-        self._follow(self.engine.due(self._loop.time()))
+        if not self._tasks.closed:
+            self._follow(self.engine.due(self._loop.time()))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    async def _start_in_turn(self, lives: Sequence[Life]) -> None:
+        for life in lives:
+            # Else an end of another one meanwhile has taken it along.
+            if self.engine.incarnation(life.child) == life.incarnation and self.engine.state(life.child) is ChildState.STARTING:
+                await self._start(life)
+
     async def _start(self, life: Life) -> None:
         try:
             await self._crew.start_life(life)
         except Exception as error:
-            self._failures[life.child] = self._crew.failure_of(life, error)
-            self._follow(self.engine.exited(*life, Exit.ABNORMAL, self._loop.time()))
+            self.exited(life, Exit.ABNORMAL, self._crew.failure_of(life, error))
         else:
             self._follow(self.engine.started(*life, self._loop.time()))
 

@@ -91,8 +91,8 @@ class Runtime:
         self.indebted: set[Debt] = set()  # those that owe credit
         self.ticking = False
         self.dead_letters = DeadLetters(options.dead_letters)
-        self.on_failure: Callable[[Cell, BaseException, str], None] = lambda cell, error, endpoint: None
-        self.on_left: Callable[[Cell, str], None] = lambda cell, reason: None
+        self.failed: Callable[[Cell, BaseException, str], None] = lambda cell, error, endpoint: None  # an actor here can't go on
+        self.left: Callable[[Cell, str], None] = lambda cell, reason: None  # one that may come back has stopped itself
         self.others_wait: Callable[[Origin, Sequence[Step]], Coroutine[Any, Any, bool]]  # see `Observer`; set by the service
         self.on_spawn: list[Callable[[Any], None]] = []  # told of each life of an actor before it begins; may change its handlers
         self.wrap_connection: Callable[[Link, Stream, bool], Middle] | None = None  # puts something on the way of new ones; True: sealed
@@ -106,8 +106,9 @@ class Runtime:
         self.homes: dict[str, Home] = {}  # the meshes of processes that this one owns, by the uid of the first life of each process
         self.handle: Callable[[int, Failure], None] = lambda owner, failure: None  # a failure in what an actor here, or 0, owns
         self.hosts_up: dict[str, asyncio.Future[None]] = {}  # for a client: nobody on a host can be dialed until this is done
+        self._newest: dict[str, int] = {}  # of processes that have taken another's place, the last one known, by the uid of the first
         self._origins: dict[Link, tuple[Peer, LinkOrigin]] = {}
-        self._absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
+        self.absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
         self.tree = Tree(self)
         self.branch = Branch(self)
 
@@ -117,7 +118,18 @@ class Runtime:
         peer = self.peers.get(address.uid)
         if peer is None:
             peer = self.peers[address.uid] = Peer(self, address)
+            place, _, count = address.uid.partition(".")
+            if count or place in self._newest:
+                self._succeed(place, int(count or 0))
         return peer
+
+    def _succeed(self, place: str, count: int) -> None:
+        """Another one of a row of processes is known: those before the newest have ended."""
+        newest = self._newest[place] = max(count, self._newest.get(place, 0))
+        for before in range(newest):
+            peer = self.peers.get(f"{place}.{before}" if before else place)
+            if peer is not None:
+                peer.gone(Evidence("has ended, and another process has taken its place", next=f"{place}.{newest}"))
 
     def new_link(self, peer: Peer, session: str) -> Link:
         o = self.options
@@ -129,6 +141,10 @@ class Runtime:
     def moved(self, link: Link, peer: Peer) -> None:
         """A link that was never connected leads to another process now."""
         self._origins[link] = (peer, self._origins[link][1])
+
+    def handed_on(self, before: Peer, following: ProcAddress) -> None:
+        """All that was ever sent to a process goes to the one in its place: so what was spawned there is that one's."""
+        self.ownership.move(before.address.uid, following)
 
     def dial(self, peer: Peer) -> Link:
         """A new link to a peer, connected in the background."""
@@ -184,7 +200,7 @@ class Runtime:
                     elif key == SERVICE:
                         self.serve(message)
                     else:
-                        self._absent.receive(key, message, self.stopping)
+                        self.absent.receive(key, message, self.stopping)
                 elif kind == REPLY:
                     self.settle(link, fields[1], fields[2], buffers)
                 else:
@@ -262,7 +278,7 @@ class Runtime:
         for told in self.on_cell_added:
             told(cell)
         cell.start()
-        for message in self._absent.arrived(cell.key):
+        for message in self.absent.arrived(cell.key):
             cell.post(message)
 
     def forget(self, cell: Cell) -> None:
@@ -271,24 +287,12 @@ class Runtime:
         if self.cells.get(cell.key) is cell:
             del self.cells[cell.key]
         self.local_lanes.pop(cell.key, None)
-        self._absent.ended(cell.key, cell.identity, cell.evidence)
+        self.absent.ended(cell.key, cell.identity, cell.evidence)
 
     def never_spawned(self, key: int, identity: Identity, evidence: Evidence) -> None:
         """An actor was stopped before its spawn came; unless it is known how it ended."""
-        if not self._absent.has_ended(key):
-            self._absent.ended(key, identity, evidence)
-
-    def why_ended(self, key: int) -> tuple[Identity, Evidence] | None:
-        """Who an actor was that has been here, and why it is gone, where that is known."""
-        return self._absent.why_ended(key)
-
-    def failed(self, cell: Cell, error: BaseException, endpoint: str) -> None:
-        """An actor of this process can't go on."""
-        self.on_failure(cell, error, endpoint)
-
-    def left(self, cell: Cell, reason: str) -> None:
-        """An actor of this process that may come back has stopped itself."""
-        self.on_left(cell, reason)
+        if not self.absent.has_ended(key):
+            self.absent.ended(key, identity, evidence)
 
     def dead_letter(self, actor: object, endpoint: str, evidence: Evidence) -> None:
         """A message that wants no answer could not be delivered."""
@@ -309,7 +313,7 @@ class Runtime:
         elif key == SERVICE:
             self.serve(message)
         else:
-            self._absent.receive(key, message, self.stopping)
+            self.absent.receive(key, message, self.stopping)
 
     # Requests.
 
@@ -378,7 +382,7 @@ class Runtime:
         self.stopping = self.stopping or Evidence(reason)
         await self.stop_cells(reason)
         self.evidence, self.closing = self.stopping, True
-        self._absent.close()
+        self.absent.close()
         links = [link for link in self._origins if link.connection is not None]
         if links:
             await asyncio.wait({self.loop.create_task(link.drain()) for link in links}, timeout=1.0)

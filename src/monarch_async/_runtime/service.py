@@ -125,8 +125,8 @@ class Service:
 
     def bind(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        runtime.on_failure = self._report
-        runtime.on_left = self._report_left
+        runtime.failed = self._report
+        runtime.left = self._report_left
         runtime.handle = self.handle
         runtime.others_wait = self._others_wait
         runtime.on_peer_gone.append(self._peer_gone)
@@ -190,7 +190,7 @@ class Service:
             if cell is not None and cell.evidence is not None:
                 return cell.identity, cell.evidence
             unknown = Identity(f"actor {key:#x}", "", message.rank), Evidence("is not here: it was never spawned, or ended long ago")
-            return self.runtime.why_ended(key) or unknown
+            return self.runtime.absent.why_ended(key) or unknown
         over: asyncio.Future[tuple[Identity, Evidence]] = self.runtime.loop.create_future()
         cell.watchers.add(over)
         try:
@@ -201,6 +201,11 @@ class Service:
     def dead_letters(self, message: Message) -> DeadLetters:
         """Messages that could not be delivered here."""
         return self.runtime.dead_letters
+
+    def expect(self, message: Message, key: int, who: Identity, owner: str) -> None:
+        """An actor will be spawned here later, by the process `owner`."""
+        if key not in self.runtime.cells:
+            self.runtime.absent.expect(key, who, owner)
 
     def keep(self, message: Message, key: int) -> None:
         """From now on this actor may come back when it ends."""
@@ -215,6 +220,14 @@ class Service:
             await cell.stop(reason)
         else:
             self.runtime.never_spawned(key, Identity(f"actor {key:#x}", "?", message.rank), Evidence("stopped before it was spawned"))
+
+    async def give_up(self, message: Message, key: int, evidence: Evidence, who: Identity | None = None) -> None:
+        """The same for one that has lived already and is not started again, here or at all."""
+        cell = self.runtime.cells.get(key)
+        if cell is not None:
+            await asyncio.shield(cell.give_up(evidence))
+        else:
+            self.runtime.never_spawned(key, who or Identity(f"actor {key:#x}", "?", message.rank), evidence)
 
     def ping(self, message: Message) -> None:
         """Answer."""
@@ -254,11 +267,11 @@ class Service:
         if member is not None and not member.ward.member_failed(failure, normal=normal) and not normal:
             self.handle(owner, failure)
 
-    def save(self, message: Message, owner: int, process: str, key: int, incarnation: int, state: bytes) -> None:
-        """Keep the checkpoint of a member that `owner` has spawned. One of a former life is dropped."""
+    def save(self, message: Message, owner: int, process: str, key: int, incarnation: int, number: int, state: bytes) -> None:
+        """Keep the checkpoint of a member that `owner` has spawned. One of a former life, or from before another, is dropped."""
         member = self.runtime.ownership.find(process, owner, key)
         if member is not None and member.identity.incarnation == incarnation:
-            member.ward.save(member.identity, state)
+            member.ward.save(member.identity, number, state)
 
     def failed_elsewhere(self, message: Message, failure: Failure) -> None:
         """Something that no actor owns has failed in another process of this program's."""
@@ -280,10 +293,11 @@ class Service:
     def _peer_gone(self, peer: Peer) -> None:
         """A process is gone: so is what it owned here. Tell the owners, in this process, of what was in it, each once."""
         assert peer.evidence is not None
+        uid, why = peer.address.uid, f"the process of its owner {peer.evidence.text}"
+        self.runtime.absent.owner_gone(uid, Evidence(why))
         for cell in list(self.runtime.cells.values()):
-            if cell.owner is not None and cell.owner[0].uid == peer.address.uid:
-                cell.begin_stop(f"the process of its owner {peer.evidence.text}")
-        uid = peer.address.uid
+            if cell.owner is not None and cell.owner[0].uid == uid:
+                cell.begin_stop(why)
         process = self.runtime.ownership.process(uid)
         owners = self.runtime.ownership.release(uid)
         returns = process is None and bool(peer.evidence.next)
@@ -306,12 +320,14 @@ class Service:
         elif process is not None:
             process.ward.give_up(process.identity, peer.evidence)
         for owner, members in owners.items():
-            lost = {key: member for key, member in members.items() if fates[member] is Fate.LOST}
-            if lost:
-                self.handle(owner, _lost(list(lost.values()), peer))
+            if any(fates[member] is Fate.LOST for member in members.values()):
+                reason = next((member.ward.why_lost for member in members.values() if member.ward.why_lost), "")
+                kinds = (Fate.LOST, Fate.ENDED) if reason else (Fate.LOST,)  # what its processes have given up is lost with them
+                failure = _lost([member for member in members.values() if fates[member] in kinds], peer)
+                self.handle(owner, failure._replace(reason=reason or failure.reason))
             for key, member in members.items() if wanted else ():
                 if key and fates[member] is not Fate.RETURNS:  # what is sent to it there shall not wait for it
-                    tell(self.runtime, peer.latest().address, "stop", key, peer.evidence.text)
+                    tell(self.runtime, peer.latest().address, "give_up", key, peer.evidence._replace(next=""), member.identity)
 
     def handle(self, owner: int, failure: Failure) -> None:
         """Tell actor `owner` of this process, or the program itself, of a failure in what it owns."""
@@ -329,14 +345,16 @@ class Service:
         """Ask the owner; what it does not handle, it fails of."""
         current_message.set(None)
         current_cell.set(cell)
+        life = cell.identity
+        trouble: BaseException | None = None
         try:
-            handled = await cell.behavior.supervise(cell.instance, failure, cell.thread)
+            if not await cell.behavior.supervise(cell.instance, failure, cell.thread):
+                trouble = failure.as_error()
         except Exception as error:
             error.__cause__ = error.__cause__ or failure.as_error()
-            cell.fail(error, "__supervise__")
-        else:
-            if not handled:
-                cell.fail(failure.as_error(), "__supervise__")
+            trouble = error
+        if trouble is not None and cell.identity == life:  # else it is another life's, and what had failed was ended with the one before
+            cell.fail(trouble, "__supervise__")
 
 
 def _lost(members: Sequence[Member], peer: Peer) -> Failure:
@@ -349,5 +367,5 @@ def _lost(members: Sequence[Member], peer: Peer) -> Failure:
 def base_service() -> tuple[Service, Mapping[str, Callable[..., Any]]]:
     """The service of a process that runs actors, and its table."""
     service = Service()
-    names = "spawn stop suspend keep save watch dead_letters ping bootstrap is_waiting failed failed_elsewhere"
+    names = "spawn stop give_up suspend expect keep save watch dead_letters ping bootstrap is_waiting failed failed_elsewhere"
     return service, {name: getattr(service, name) for name in names.split()}

@@ -26,27 +26,34 @@ class Fate(enum.Enum):
 class Ward(Protocol):
     """The owner's side of one mesh, of actors or of processes."""
 
+    why_lost: str  # the reason to tell, once it has given up after a process had ended
+
     def member_failed(self, failure: Failure, *, normal: bool) -> bool:
         """A member has failed, or has ended of its own accord, in a process that goes on; whether that is dealt with."""
 
     def process_ended(self, member: Identity, failure: Failure, evidence: Evidence, *, returns: bool) -> Fate:
         """The process of a member has ended; `returns` says whether it will be started again by its own mesh."""
 
+    def moved(self, member: Identity, address: ProcAddress) -> None:
+        """A member is in another process than it was spawned for, which had ended before anything reached it."""
+
     def give_up(self, member: Identity, evidence: Evidence) -> None:
         """For a mesh of processes: nobody wants this one back."""
 
-    def save(self, member: Identity, state: bytes) -> None:
+    def save(self, member: Identity, number: int, state: bytes) -> None:
         """Keep a member's checkpoint. Raises `UsageError` for one that can't be kept."""
 
 
 class Guest(Protocol):
     """A mesh of actors with a policy, as the mesh of processes that it is in sees it."""
 
+    owner: int
+
     def wants(self, address: ProcAddress) -> bool:
         """Whether a member of it waits for this process to come back."""
 
     def home_stopped(self) -> None:
-        """The processes are stopped on purpose, so nothing comes back."""
+        """The processes have been stopped, or given up, and whoever owns this mesh knows that: nothing comes back."""
 
 
 class Home(Protocol):
@@ -63,9 +70,6 @@ class Home(Protocol):
 
     async def up(self, address: ProcAddress) -> ProcAddress:
         """The process that this one is, or that takes its place, once it answers; started again if it has ended. Raises if it won't."""
-
-    def abandon(self, address: ProcAddress, evidence: Evidence) -> None:
-        """A mesh of actors does not want this one back, if it has ended."""
 
 
 class Member(NamedTuple):
@@ -106,6 +110,13 @@ class Ownership:
     def disown_all(self, process: str, owner: int) -> None:
         """A process is stopped on purpose by its owner."""
         self._members.get(process, {}).pop(owner, None)
+
+    def move(self, process: str, following: ProcAddress) -> None:
+        """What was meant for one process is in another."""
+        for owner, members in self._members.pop(process, {}).items():
+            for key, member in members.items():
+                self._members.setdefault(following.uid, {}).setdefault(owner, {})[key] = member
+                member.ward.moved(member.identity, following)
 
     def release(self, process: str) -> dict[int, dict[int, Member]]:
         """A process is gone: what was in it, by owner and key, in the order of spawning."""

@@ -17,6 +17,7 @@ class TaskSet:
         self._loop = loop
         self._log = log
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.closed = False  # nothing is to be started any more
 
     def start(self, coroutine: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
         """Run a coroutine to its end."""
@@ -32,6 +33,7 @@ class TaskSet:
 
     async def close(self) -> None:
         """Cancel what still runs, and wait for it."""
+        self.closed = True
         current = asyncio.current_task()
         rest = [task for task in self._tasks if task is not current]
         for task in rest:

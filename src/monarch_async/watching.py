@@ -9,7 +9,7 @@ from monarch_async._core.events import Evidence, Identity
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import Answer, ask_many, cancel
 from monarch_async.actor import Actor
-from monarch_async.ambient import current_runtime
+from monarch_async.ambient import on_loop
 from monarch_async.errors import ActorDied, UsageError
 from monarch_async.future import Future, as_future
 from monarch_async.ids import ProcAddress
@@ -41,30 +41,39 @@ def watch(actors: Actor) -> Future[Ended]:
     mesh: Any = actors
     if not isinstance(mesh, ActorMesh):
         raise UsageError(f"watch takes a mesh of actors, a slice or a reference, not {mesh!r}")
-    return as_future(mesh._runtime, _first(mesh))
+    runtime: Runtime = mesh._runtime
+    return on_loop(runtime, lambda: as_future(runtime, _first([_Watch(runtime, mesh, *member) for member in mesh.members()])))
 
 
-async def _first(mesh: ActorMesh) -> Ended:
-    members = mesh.members()
-    watches = [asyncio.ensure_future(_watch(current_runtime(), address, mesh._key, mesh._name, rank)) for address, rank in members]
+async def _first(watches: list[_Watch]) -> Ended:
     try:
-        done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
+        done, _ = await asyncio.wait([watch.future for watch in watches], return_when=asyncio.FIRST_COMPLETED)
+        return next(watch.result() for watch in watches if watch.future in done)
     finally:
-        for other in watches:
-            other.cancel()
+        for watch in watches:
+            watch.close()
 
 
-async def _watch(runtime: Runtime, address: ProcAddress, key: int, name: str, rank: int) -> Ended:
-    answer, request = Answer(runtime.loop), next(runtime.requests)
-    ask_many(runtime, [address], "watch", (key,), answer, [rank], [request])
-    identity: Identity
-    evidence: Evidence
-    try:
-        identity, evidence = await answer.future
-    except ActorDied as died:
-        return Ended(name, rank, died.incarnation, died.reason, died.exit_code, died.signal)
-    except asyncio.CancelledError:
-        cancel(runtime, address, request)
-        raise
-    return Ended(name, rank, identity.incarnation, evidence.text, evidence.code, evidence.signal)
+class _Watch:
+    """One member, asked from now on."""
+
+    def __init__(self, runtime: Runtime, mesh: ActorMesh, address: ProcAddress, rank: int) -> None:
+        self._runtime = runtime
+        self._address = address
+        self._name, self._rank = mesh._name, rank
+        answer, self._request = Answer(runtime.loop), next(runtime.requests)
+        self.future: asyncio.Future[tuple[Identity, Evidence]] = answer.future
+        ask_many(runtime, [address], "watch", (mesh._key,), answer, [rank], [self._request])
+
+    def result(self) -> Ended:
+        """Once it is done."""
+        try:
+            identity, evidence = self.future.result()
+        except ActorDied as died:
+            return Ended(self._name, self._rank, died.incarnation, died.reason, died.exit_code, died.signal)
+        return Ended(self._name, self._rank, identity.incarnation, evidence.text, evidence.code, evidence.signal)
+
+    def close(self) -> None:
+        """It is not wanted any more."""
+        if not self.future.done():
+            cancel(self._runtime, self._address, self._request)

@@ -81,6 +81,7 @@ class _Watched:
         self.freezes: deque[tuple[float, float]] = deque(maxlen=FREEZES)
         self.incident: _Incident | None = None
         self.well = 0.0  # when the last one was over
+        self.doubted = 0.0, 0.0  # the last beat of a watchdog that seemed to be silent, and when that was first seen
         self.killed = ""  # why it was killed from here
 
     def since(self, start: float, now: float) -> float:
@@ -277,6 +278,10 @@ class HealthWatch:
             if state in "ZXt":  # it has ended, as has one without state, and its zygote will tell; or a debugger holds it
                 return
             if state_of(child.pid, pulse.watchdog) == "R":  # it waits for a CPU, and not for the lock
+                return
+            if pulse.beat != watched.doubted[0]:  # if it was this host that stood still for a moment, it will beat before the next look
+                watched.doubted = pulse.beat, now
+            if now - watched.doubted[1] < PACE / 2:
                 return
         began = pulse.held or pulse.beat + PACE  # on average, since the watchdog looks half as often
         if not (pulse.held or silent) or watched.since(began, now) < limit:

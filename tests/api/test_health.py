@@ -302,14 +302,13 @@ async def test_a_stuck_process_that_is_frozen_is_stuck_afterwards(procs: ProcMes
     worker = procs.spawn("worker", Worker)
     pid = await worker.pid.call_one()
     call = worker.spin.call_one(str(tmp_path / "flag"))
-    before = await health_once(procs, lambda health: health.state is STUCK)
+    before = await health_once(procs, stuck_in("spin"))
     os.kill(pid, signal.SIGSTOP)
     frozen = await health_once(procs, lambda health: health.state is FROZEN and health.since > 0.8)
     assert "" == frozen.stack
     os.kill(pid, signal.SIGCONT)
-    after = await health_once(procs, lambda health: health.state is not FROZEN)
-    assert STUCK is after.state
-    assert after.since - before.since < 0.7
+    after = await health_once(procs, stuck_in("spin"))
+    assert after.since - before.since < 1.2
     (tmp_path / "flag").touch()
     await call
 

@@ -129,7 +129,7 @@ async def test_case_4_a_crash_loop(failures: list[MeshFailure]) -> None:
         seen.append(life[1])
         times.append(time.monotonic())
         died = await answers(member.end.call_one("exit3"))
-        assert ("member", 0, 3) == (died.mesh, died.rank, died.exit_code)
+        assert ("member", 0, 3, life[1]) == (died.mesh, died.rank, died.exit_code, died.incarnation)
     assert [0, 1, 2, 3] == seen
     delays = [after - before for before, after in itertools.pairwise(times[1:])]
     assert delays == sorted(delays)

@@ -42,8 +42,8 @@ LAYERS: dict[str, list[str]] = {
     "L3": inside(
         "_runtime",
         """linux fdwire tasks config start loops context thread child forked zygote launcher outgoing link room lane peer tree local
-        origin debt waits suspects behavior resumed life cell absent output serving supervisor restarts retrying connect branch runtime
-        current control service broker fanout agent bootstrap attach worker client proc""",
+        origin debt waits suspects behavior resumed life cell absent output serving supervisor restarts retrying connect branch lives
+        runtime current control service broker fanout agent bootstrap attach worker client proc""",
     ),
     "L4": words(
         """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned members lifetime mesh processes

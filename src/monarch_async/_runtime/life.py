@@ -181,6 +181,7 @@ class Life:
         self.context = contextvars.copy_context()
         self.evidence = self._ending = None
         self.state = CellState.STARTING
+        self.runtime.lives_again(self)
         self.start()
 
     def start(self) -> None:

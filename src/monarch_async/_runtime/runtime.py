@@ -32,9 +32,10 @@ from monarch_async._runtime.context import Message, Origin, State, Waiter
 from monarch_async._runtime.debt import Debt
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.link import Link
+from monarch_async._runtime.lives import Lives
 from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.origin import LinkOrigin, LocalOrigin, PortSink, read_fault, take_port_message
-from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.peer import Peer, end_predecessors
 from monarch_async._runtime.serving import serve
 from monarch_async._runtime.supervisor import Home, Ownership
 from monarch_async._runtime.suspects import Step
@@ -105,6 +106,7 @@ class Runtime:
         self._origins: dict[Link, tuple[Peer, LinkOrigin]] = {}
         self.absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
         self.tree = Tree(self)
+        self._lives = Lives(self)
         self.branch = Branch(self)
 
     # Links and peers.
@@ -113,24 +115,15 @@ class Runtime:
         peer = self.peers.get(address.uid)
         if peer is None:
             peer = self.peers[address.uid] = Peer(self, address)
-            place, _, count = address.uid.partition(".")
-            if count or place in self._newest:
-                self._succeed(place, int(count or 0))
+            end_predecessors(self.peers, self._newest, address.uid)
         return peer
-
-    def _succeed(self, place: str, count: int) -> None:
-        """Another one of a row of processes is known: those before the newest have ended."""
-        newest = self._newest[place] = max(count, self._newest.get(place, 0))
-        for before in range(newest):
-            peer = self.peers.get(f"{place}.{before}" if before else place)
-            if peer is not None:
-                peer.gone(Evidence("has ended, and another process has taken its place", next=f"{place}.{newest}"))
 
     def new_link(self, peer: Peer, session: str) -> Link:
         o = self.options
         link = Link(self.loop, session, self._deliver, max_frame=o.max_frame, link_bytes=o.link_bytes, pool=self.pool)
         peer.links.add(link)
         self._origins[link] = (peer, LinkOrigin(link))
+        self._lives.greet(link)
         return link
 
     def moved(self, link: Link, peer: Peer) -> None:
@@ -162,6 +155,10 @@ class Runtime:
         if isinstance(origin, RelayedOrigin):
             return origin.address
         return next((peer.address for peer, other in self._origins.values() if other is origin), None)
+
+    @property
+    def links(self) -> list[Link]:
+        return list(self._origins)
 
     def peer_of(self, link: Link) -> Peer:
         """The process at the other end."""
@@ -270,15 +267,20 @@ class Runtime:
     def add_cell(self, cell: Cell) -> None:
         """An actor is here from now on; what was sent to it before goes to it first."""
         self.cells[cell.key] = cell
+        self.lives_again(cell)
         cell.start()
         for message in self.absent.arrived(cell.key):
             cell.post(message)
+
+    def lives_again(self, cell: Cell) -> None:
+        self._lives.tell(cell)
 
     def forget(self, cell: Cell) -> None:
         """An actor is gone. Why is remembered for a while."""
         assert cell.evidence is not None
         if self.cells.get(cell.key) is cell:
             del self.cells[cell.key]
+        self._lives.tell(cell, over=True)
         self.local_lanes.pop(cell.key, None)
         self.absent.ended(cell.key, cell.identity, cell.evidence)
 

@@ -18,6 +18,7 @@ import ssl
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from monarch_async._channel.pool import BufferPool
 from monarch_async._channel.torch_hook import install as install_tensor_reducers
@@ -84,6 +85,7 @@ class Runtime:
         # Of handlers that make calls; unlike those of any other process, since ranks of one mesh share a key and go in step.
         self.numbers = itertools.count(int.from_bytes(os.urandom(5), "little") << 22)
         self.local_lanes: dict[int, LocalLane] = {}
+        self._left_lanes = WeakValueDictionary[int, LocalLane]()  # of actors that are gone, unless they come back
         self.local_calls: dict[int, Message] = {}  # under way in this process, by request
         self.local = LocalOrigin(self.local_calls, self.local_lanes.get)
         self.busy: set[Cell] = set()  # those that have something to do
@@ -107,6 +109,7 @@ class Runtime:
         self.absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
         self.tree = Tree(self)
         self._lives = Lives(self)
+        self.lives_again = self._lives.tell
         self.branch = Branch(self)
 
     # Links and peers.
@@ -267,13 +270,12 @@ class Runtime:
     def add_cell(self, cell: Cell) -> None:
         """An actor is here from now on; what was sent to it before goes to it first."""
         self.cells[cell.key] = cell
+        if (lane := self._left_lanes.pop(cell.key, None)) is not None:
+            self.local_lanes[cell.key] = lane
         self.lives_again(cell)
         cell.start()
         for message in self.absent.arrived(cell.key):
             cell.post(message)
-
-    def lives_again(self, cell: Cell) -> None:
-        self._lives.tell(cell)
 
     def forget(self, cell: Cell) -> None:
         """An actor is gone. Why is remembered for a while."""
@@ -281,7 +283,8 @@ class Runtime:
         if self.cells.get(cell.key) is cell:
             del self.cells[cell.key]
         self._lives.tell(cell, over=True)
-        self.local_lanes.pop(cell.key, None)
+        if (lane := self.local_lanes.pop(cell.key, None)) is not None:
+            self._left_lanes[cell.key] = lane
         self.absent.ended(cell.key, cell.identity, cell.evidence)
 
     def never_spawned(self, key: int, identity: Identity, evidence: Evidence) -> None:

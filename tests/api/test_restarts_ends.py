@@ -241,3 +241,35 @@ async def test_members_behind_the_tree(through_tree: None, failures: list[MeshFa
     await members.add.call()
     await until(lambda: not any(lane.messages for lane in endpoint.lanes))
     assert [] == failures
+
+
+async def test_a_mesh_that_was_stopped_before_its_process_came_back(failures: list[MeshFailure]) -> None:
+    """However often that does: calls to the mesh are refused at once, with why, and so are those to one that has failed."""
+    procs = this_host().spawn_procs(name="procs", restart=Restart(max_restarts=10))
+    member = procs.spawn("member", Member)
+    stopped, failed = procs.spawn("stopped", Member), procs.spawn("failed", Member, restart=Restart(max_restarts=0))
+    await stopped
+    await stopped.stop("enough")
+    failed.end.broadcast("raise")
+    await gone(failed)
+    for life in range(1, 4):
+        os.kill((await member.life.call_one())[0], signal.SIGKILL)
+        await back(member, life)
+        async with asyncio.timeout(1):
+            assert "stopped: enough" == (await gone(stopped)).reason
+            assert "not started again" in (await gone(failed)).reason
+    assert ["failed"] == [told.mesh for told in failures]
+
+
+async def test_temporary_processes_and_actors_that_would_come_back(failures: list[MeshFailure]) -> None:
+    """The policy of the processes decides alone, so the actors have failed as a whole."""
+    procs = this_host().spawn_procs({"gpus": 2}, restart=Restart(mode="temporary"))
+    members = procs.spawn("members", Member, restart=Restart())
+    pid, _ = await members.slice(gpus=0).life.call_one()
+    waiting = members.slice(gpus=1).wait.call_one(30)
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: failures)
+    assert isinstance(await answers(waiting), ActorDied)
+    for rank in range(2):
+        await gone(members.slice(gpus=rank))
+    assert [("members", (0,), 9)] == [(told.mesh, told.ranks, told.signal) for told in failures]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from typing import Any
 
 from monarch_async._core.codec import dumps_whole
@@ -39,6 +40,8 @@ def take_checkpoint(actor: Any) -> Future[None]:
     state = actor.__checkpoint__()
     runtime = current_runtime()
     saved = None if inspect.isawaitable(state) else dumps_whole(state)
+    if saved is not None and threading.get_ident() == runtime.thread:  # it is on its way before anything that comes after it
+        return as_future(runtime, _keep(runtime, cell, life, number, saved))
 
     async def keep() -> None:
         await _keep(runtime, cell, life, number, saved if saved is not None else dumps_whole(await state))

@@ -169,7 +169,8 @@ class Lifetime(Members):
             return Fate.ENDED
         rank, driver = member.rank, self._driver
         home = self._home(rank)
-        back = Fate.RETURNS if evidence.next and (home is None or not home.given_up) else Fate.ENDED
+        can = evidence.next and (returns or home is None or not home.returns)  # its own policy decides, where it has one
+        back = Fate.RETURNS if can else Fate.ENDED
         if self._suspended:
             return back
         reason = Exit.TAKEN if returns else Exit.NORMAL if evidence.code == 0 else Exit.ABNORMAL
@@ -258,10 +259,12 @@ class Lifetime(Members):
     # What a driver asks for.
 
     async def start_life(self, life: Life) -> None:
+        incarnation = self._offsets[life.child] + life.incarnation
         try:
-            await self._live_again(life.child, self._offsets[life.child] + life.incarnation)
+            await self._live_again(life.child, incarnation)
         except ActorDied:
-            self._announce(life.child)
+            if self._wants(life.child, incarnation):
+                self._announce(life.child)
             raise
 
     async def stop_lives(self, lives: Sequence[Life]) -> None:
@@ -285,7 +288,7 @@ class Lifetime(Members):
         """Every member ends, and none is started again."""
         self._over = True
         self._final = failure
-        self._disown()
+        self._disown(_evidence(failure))
         self._leave(self)
         self._last_stop = self._runtime.tasks.start(self._end_all("give_up", _evidence(failure)), name=f"stopping {self.name}")
         if not self._ready.done():
@@ -374,7 +377,7 @@ class Lifetime(Members):
     async def _stop(self, reason: str) -> None:
         if self._driver is not None:
             self._driver.shutdown()
-        self._disown()
+        self._disown(Evidence(f"stopped: {reason}" if reason else "stopped"))
         self._leave(self)
         if self._driver is not None:
             self._fail_ready(died(Evidence(f"stopped: {reason}" if reason else "stopped"), self.name, None, started=False))

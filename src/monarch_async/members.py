@@ -98,9 +98,14 @@ class Members:
         ask_many(runtime, addresses, how, (self._spawned.key, reason), answers, ranks, requests)
         await answers
 
-    def _disown(self) -> None:
-        for address in self._addresses:
-            self._runtime.ownership.disown(address.uid, self._spawned.owner, self._spawned.key)
+    def _disown(self, evidence: Evidence) -> None:
+        """Nothing that happens to members counts any more, since they end for this reason."""
+        ownership, me = self._runtime.ownership, self._runtime.me.uid
+        for rank, address in enumerate(self._addresses):
+            ownership.disown(address.uid, self._spawned.owner, self._spawned.key)
+            latest = self._runtime.peer(address).latest()
+            if address.uid != me and (latest.evidence is None):
+                ownership.bury(latest.address.uid, self._spawned.key, self._identity(rank), evidence)
 
     def _is_gone(self, rank: int) -> bool:
         peer = self._runtime.peers.get(self._addresses[rank].uid)

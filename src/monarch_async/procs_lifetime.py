@@ -260,7 +260,7 @@ class ProcsLifetime(Processes):
         """Nobody needs the next life of a process that has ended, unless somebody does."""
         if self._ups[rank].done() or rank in self._revivals or (self._driver is not None and self._driver.comes_back(rank)):
             return
-        if any(guest.wants(self._addresses[rank]) for guest in self._guests):
+        if self._driver is None and any(guest.wants(self._addresses[rank]) for guest in self._guests):
             return
         text = evidence.text if self._driver is None else f"{evidence.text}, and is not started again"
         self._fail(rank, evidence._replace(text=text, next=""))
@@ -339,9 +339,20 @@ class ProcsLifetime(Processes):
             else:
                 runtime.ownership.disown_all(address.uid, self.owner)
         self._tell_guests()
-        runtime.tasks.start(self._end(range(len(self._addresses))[::-1], returns=False), name=f"stopping {self._name}")
+        runtime.tasks.start(self._end_given_up(evidence), name=f"stopping {self._name}")
         if not self._deciding:
             runtime.handle(self.owner, failure)
+
+    async def _end_given_up(self, evidence: Evidence) -> None:
+        await self._end(range(len(self._addresses))[::-1], returns=False)
+        self._none_follows(evidence)
+
+    def _none_follows(self, evidence: Evidence) -> None:
+        """All have ended, some perhaps before they were told to: whoever waits for another one is told why there is none."""
+        for agent, ranks in self._by_agent(range(len(self._addresses))).items():
+            self._tell_given_up(agent, ranks, evidence)
+        for address in self._addresses:
+            self._runtime.peer(address).latest().gone(evidence)
 
     def removed(self, life: Life, failure: Failure) -> None:
         """Whoever waits for it is told with the rest; see `give_up`."""
@@ -374,13 +385,10 @@ class ProcsLifetime(Processes):
             runtime.ownership.disown_all(address.uid, self.owner)
             runtime.homes.pop(slot(address), None)
             self._close_up(rank, died(STOPPED, self._name, rank, started=False, incarnation=self._lives[rank]))
-        for agent, ranks in self._by_agent(range(len(self._addresses))).items():
-            self._tell_given_up(agent, ranks, STOPPED)
         await self._end(range(len(self._addresses)), returns=False)
+        self._none_follows(STOPPED)
         for address in self._addresses:  # whoever calls them from now on is told that this was meant
-            last = runtime.peer(address).latest()
-            last.gone(STOPPED)
-            last.evidence = STOPPED
+            runtime.peer(address).latest().evidence = STOPPED
         owner = runtime.cells.get(self.owner)
         if owner is not None:
             owner.owned.pop(self, None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch_async import Actor, ActorDied, concurrent_endpoint, context, endpoint
 
-__all__ = ["ENDS", "Diary", "Member", "SyncMember", "alive", "answers", "back", "gone"]
+__all__ = ["ENDS", "Diary", "Member", "SyncMember", "alive", "answers", "back", "end", "gone"]
 
 ENDS = ("raise", "exit0", "exit3", "kill", "leave")
 """How a member can be told to end."""

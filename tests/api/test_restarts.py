@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monarch_async import ActorDied, ActorError, MeshFailure, ProcMesh, Restart, endpoint, this_host
+from monarch_async import ActorDied, ActorError, MeshFailure, ProcMesh, Restart, this_host
 from tests.api.restarting import ENDS, Diary, Member, SyncMember, answers, back
 from tests.api.waiting import until
 
@@ -129,7 +129,7 @@ async def test_case_4_a_crash_loop(failures: list[MeshFailure]) -> None:
         seen.append(life[1])
         times.append(time.monotonic())
         died = await answers(member.end.call_one("exit3"))
-        assert ("member", 0, 3) == (died.mesh, died.rank, died.exit_code)
+        assert ("member", 0, 3, life[1]) == (died.mesh, died.rank, died.exit_code, died.incarnation)
     assert [0, 1, 2, 3] == seen
     delays = [after - before for before, after in itertools.pairwise(times[1:])]
     assert delays == sorted(delays)
@@ -203,50 +203,6 @@ async def test_arguments_environment_bootstrap_and_rank_are_as_before() -> None:
 
 def bootstrap() -> None:
     os.environ["BOOTED"] = "yes"
-
-
-async def test_references_stay_valid() -> None:
-    """In this process and in actors elsewhere, slices, pickled before and after, and such that are first used after the restart."""
-    host = this_host()
-    others = host.spawn_procs({"gpus": 2}, name="others").spawn("others", Member)
-    members = host.spawn_procs({"gpus": 2}, name="procs", restart=Restart()).spawn("members", Member)
-    first, second = members.slice(gpus=0), others.slice(gpus=1)
-    (pid, _), *_ = (await members.life.call()).values()
-    assert 1 == await others.slice(gpus=0).ask.call_one(first, 1)
-    pickled = pickle.dumps(first)
-    os.kill(pid, signal.SIGKILL)
-    await back(first, 1)
-    unused = pickle.loads(pickled)
-    assert 10 == await unused.add.call_one(10)
-    assert 20 == await others.slice(gpus=0).ask.call_one(first, 10)
-    assert 30 == await second.ask.call_one(pickle.loads(pickled), 10)
-    assert 40 == await second.ask.call_one(pickle.loads(pickle.dumps(first)), 10)
-    assert [50, 10] == list((await members.add.call(10)).values())
-
-
-async def test_a_reference_first_used_elsewhere_after_the_restart() -> None:
-    """By a process that has only the address of the first life, and never was connected to it."""
-    host = this_host()
-    other = host.spawn_procs(name="other").spawn("other", Keeper)
-    member = host.spawn_procs(name="procs", restart=Restart()).spawn("member", Member)
-    await other.keep.call_one(member)
-    for count in range(1, 4):
-        pid, _ = await member.life.call_one()
-        os.kill(pid, signal.SIGKILL)
-        await back(member, count)
-    assert 7 == await other.use.call_one(7)
-
-
-class Keeper(Member):
-    kept: Any = None
-
-    @endpoint
-    async def keep(self, other: Any) -> None:
-        self.kept = other
-
-    @endpoint
-    async def use(self, number: int) -> int:
-        return int(await self.kept.add.call_one(number))
 
 
 @pytest.mark.parametrize("cls", [Member, SyncMember])

@@ -21,6 +21,7 @@ from monarch_async._core.framing import (
     FAIL,
     GATE,
     INTRODUCE,
+    LIFE,
     LOST,
     MARK,
     MAX_ITEMS,
@@ -68,6 +69,7 @@ GOOD: list[list[Any]] = [
     [INTRODUCE, {"uid": "uid"}, 1, 0, ""],
     [LOST, "uid", {"text": "gone"}, True],
     [SKIPPED, 1, 0, ""],
+    [LIFE, 7, 1],
 ]
 
 BAD: list[Any] = [
@@ -104,6 +106,7 @@ BAD: list[Any] = [
     [INTRODUCE, "uid", 1, 0],
     [LOST, "uid", {}, 1],
     [SKIPPED, 1],
+    [LIFE, 7],
 ]
 
 

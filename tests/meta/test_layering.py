@@ -43,7 +43,7 @@ LAYERS: dict[str, list[str]] = {
         "_runtime",
         """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane
         peer tree local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor restarts retrying
-        connect branch runtime current control service broker fanout health agent bootstrap attach worker client watchdog proc""",
+        connect branch lives runtime current control service broker fanout health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
         """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned members lifetime mesh watching

@@ -48,6 +48,7 @@ __all__ = [
     "GATE",
     "INTRODUCE",
     "LARGE",
+    "LIFE",
     "LOST",
     "MARK",
     "MAX_HEADER",
@@ -89,6 +90,7 @@ MAX_ITEMS = 1 << 16
 CALL, REPLY, FAIL, PORT, CANCEL, CREDIT, STARTED, CLOSED = 0, 1, 2, 3, 4, 5, 6, 7
 # Those of the tree; see `_runtime/tree.py` and `_runtime/fanout.py`.
 TREE, RELAYED, REPLIES, CREDIT_FOR, MARK, GATE, PASSED, INTRODUCE, LOST, SKIPPED = 8, 9, 10, 11, 12, 13, 14, 15, 16, 17
+LIFE = 18
 BODY_FIELD = {CALL: 5, REPLY: 2, PORT: 3, TREE: 4, RELAYED: 5}
 """Where the body is in a message that may be large."""
 
@@ -114,6 +116,7 @@ SIGNATURES: dict[int, tuple[tuple[type, ...], ...]] = {
     INTRODUCE: ((int, dict, int, int, str),),
     LOST: ((int, str, dict, bool),),
     SKIPPED: ((int, int, int, str),),
+    LIFE: ((int, int, int),),
 }
 """The types that the fields of a message may have, by kind. A new kind, or a new field, has to be entered here."""
 

@@ -76,6 +76,9 @@ class Residence(Protocol):
     def left(self, cell: Any, reason: str) -> None:
         """An actor that may come back has ended of its own accord: tell its owner."""
 
+    def lives_again(self, cell: Any) -> None:
+        """Another life of the actor begins."""
+
     def forget(self, cell: Any) -> None:
         """The actor is gone."""
 

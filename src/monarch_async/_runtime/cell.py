@@ -324,7 +324,9 @@ class Cell(Life):
         self.handle_next(STOP, reason.encode())
 
     def handle_next(self, endpoint: str, body: bytes = b"") -> None:
-        self.mailbox.appendleft(Message(ITSELF, endpoint, 0, 0, body, None, None))
+        message = Message(ITSELF, endpoint, 0, 0, body, None, None)
+        message.cell = self
+        self.mailbox.appendleft(message)
         if self._wake is not None:
             self._wake_up()
         elif self.task is None:

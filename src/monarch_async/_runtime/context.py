@@ -61,6 +61,7 @@ class Origin(Protocol):
 class Account(Protocol):
     """What is under way to one actor, of which `mesh` and `rank` tell the name; see `lane`."""
 
+    key: int
     mesh: str
     rank: int
 

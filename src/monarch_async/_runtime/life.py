@@ -184,6 +184,7 @@ class Life:
         self.state = CellState.STARTING
         for heard in self.runtime.on_spawn:
             heard(self)
+        self.runtime.lives_again(self)
         self.start()
 
     def start(self) -> None:

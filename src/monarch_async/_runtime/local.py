@@ -30,7 +30,7 @@ class Neighbourhood(Protocol):
 class LocalLane(Room):
     """At most `limit` messages may be under way to actor `key`; see `Lane` for the rules."""
 
-    __slots__ = ("key", "runtime")
+    __slots__ = ("__weakref__", "key", "runtime")
 
     def __init__(self, runtime: Neighbourhood, key: int, mesh: str, rank: int, limit: int) -> None:
         super().__init__(mesh, rank, limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Mapping
 from typing import Protocol
 
 from monarch_async._core.events import Evidence, died
@@ -13,7 +14,7 @@ from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.link import Link
 from monarch_async.ids import ProcAddress
 
-__all__ = ["Network", "Peer"]
+__all__ = ["Network", "Peer", "end_predecessors"]
 
 FEW = 256
 """So many accounts are kept without a look at who still uses them."""
@@ -63,6 +64,7 @@ class Peer:
         "lanes",
         "link",
         "links",
+        "lives",
         "lost_marks",
         "lost_session",
         "marks",
@@ -82,6 +84,7 @@ class Peer:
         self.lost_session = ""  # of the last of these links
         self.links: set[Link] = set()  # all that have not ended, whoever made them
         self.lanes: dict[int, Lane] = {}
+        self.lives: dict[int, int] = {}  # the incarnations of its actors that have lived before
         self._enough = FEW  # accounts, at which those without use are forgotten
         self.evidence: Evidence | None = None  # set once it is known to be gone
 
@@ -119,7 +122,7 @@ class Peer:
         evidence = self.why_gone
         if evidence is not None:
             if waiter is not None:
-                error = died(evidence, lane.mesh, lane.rank, started=False)
+                error = died(evidence, lane.mesh, lane.rank, started=False, incarnation=self.lives.get(lane.key, 0))
                 self.runtime.loop.call_soon(waiter.fail, request, error)
             return None
         return self._turn_to_link()
@@ -162,7 +165,9 @@ class Peer:
         for request, (waiter, lane, _) in link.pending.items():
             lanes.add(lane)
             started = True if request in link.started else None
-            runtime.loop.call_soon(waiter.fail, request, died(evidence, lane.mesh, lane.rank, started=started))
+            incarnation = self.lives.get(lane.key, 0)
+            error = died(evidence, lane.mesh, lane.rank, started=started, incarnation=incarnation)
+            runtime.loop.call_soon(waiter.fail, request, error)
         link.pending.clear()
         for lane in list(self.lanes.values()) if sent_over or self.evidence is not None else lanes:
             lane.reset()
@@ -201,3 +206,18 @@ class Peer:
             following.link = following.usual = link
         self.runtime.moved(link, following)
         return following
+
+
+def end_predecessors(peers: Mapping[str, Peer], newest: dict[str, int], uid: str) -> None:
+    """A process is known now. If it is one of a row that have taken each other's place, those before the newest have ended.
+
+    `newest` is the last one known of each row, by the uid of the first.
+    """
+    first, _, count = uid.partition(".")
+    if not count and first not in newest:
+        return
+    last = newest[first] = max(int(count or 0), newest.get(first, 0))
+    for before in range(last):
+        peer = peers.get(f"{first}.{before}" if before else first)
+        if peer is not None:
+            peer.gone(Evidence("has ended, and another process has taken its place", next=f"{first}.{last}"))

@@ -18,6 +18,7 @@ import ssl
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from monarch_async._channel.base import Middle
 from monarch_async._channel.pool import BufferPool
@@ -34,9 +35,10 @@ from monarch_async._runtime.context import Message, Origin, State, Waiter
 from monarch_async._runtime.debt import Debt
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.link import Link
+from monarch_async._runtime.lives import Lives
 from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.origin import LinkOrigin, LocalOrigin, PortSink, read_fault, take_port_message
-from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.peer import Peer, end_predecessors
 from monarch_async._runtime.serving import serve
 from monarch_async._runtime.supervisor import Home, Ownership
 from monarch_async._runtime.suspects import Step
@@ -85,6 +87,7 @@ class Runtime:
         # Of handlers that make calls; unlike those of any other process, since ranks of one mesh share a key and go in step.
         self.numbers = itertools.count(int.from_bytes(os.urandom(5), "little") << 22)
         self.local_lanes: dict[int, LocalLane] = {}
+        self._left_lanes = WeakValueDictionary[int, LocalLane]()  # of actors that are gone, unless they come back
         self.local_calls: dict[int, Message] = {}  # under way in this process, by request
         self.local = LocalOrigin(self.local_calls, self.local_lanes.get)
         self.busy: set[Cell] = set()  # those that have something to do
@@ -110,6 +113,8 @@ class Runtime:
         self._origins: dict[Link, tuple[Peer, LinkOrigin]] = {}
         self.absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
         self.tree = Tree(self)
+        self._lives = Lives(self)
+        self.lives_again = self._lives.tell
         self.branch = Branch(self)
 
     # Links and peers.
@@ -118,24 +123,15 @@ class Runtime:
         peer = self.peers.get(address.uid)
         if peer is None:
             peer = self.peers[address.uid] = Peer(self, address)
-            place, _, count = address.uid.partition(".")
-            if count or place in self._newest:
-                self._succeed(place, int(count or 0))
+            end_predecessors(self.peers, self._newest, address.uid)
         return peer
-
-    def _succeed(self, place: str, count: int) -> None:
-        """Another one of a row of processes is known: those before the newest have ended."""
-        newest = self._newest[place] = max(count, self._newest.get(place, 0))
-        for before in range(newest):
-            peer = self.peers.get(f"{place}.{before}" if before else place)
-            if peer is not None:
-                peer.gone(Evidence("has ended, and another process has taken its place", next=f"{place}.{newest}"))
 
     def new_link(self, peer: Peer, session: str) -> Link:
         o = self.options
         link = Link(self.loop, session, self._deliver, max_frame=o.max_frame, link_bytes=o.link_bytes, pool=self.pool)
         peer.links.add(link)
         self._origins[link] = (peer, LinkOrigin(link))
+        self._lives.greet(link)
         return link
 
     def moved(self, link: Link, peer: Peer) -> None:
@@ -167,6 +163,10 @@ class Runtime:
         if isinstance(origin, RelayedOrigin):
             return origin.address
         return next((peer.address for peer, other in self._origins.values() if other is origin), None)
+
+    @property
+    def links(self) -> list[Link]:
+        return list(self._origins)
 
     def peer_of(self, link: Link) -> Peer:
         """The process at the other end."""
@@ -277,6 +277,9 @@ class Runtime:
         self.cells[cell.key] = cell
         for told in self.on_cell_added:
             told(cell)
+        if (lane := self._left_lanes.pop(cell.key, None)) is not None:
+            self.local_lanes[cell.key] = lane
+        self.lives_again(cell)
         cell.start()
         for message in self.absent.arrived(cell.key):
             cell.post(message)
@@ -286,7 +289,9 @@ class Runtime:
         assert cell.evidence is not None
         if self.cells.get(cell.key) is cell:
             del self.cells[cell.key]
-        self.local_lanes.pop(cell.key, None)
+        self._lives.tell(cell, over=True)
+        if (lane := self.local_lanes.pop(cell.key, None)) is not None:
+            self._left_lanes[cell.key] = lane
         self.absent.ended(cell.key, cell.identity, cell.evidence)
 
     def never_spawned(self, key: int, identity: Identity, evidence: Evidence) -> None:

@@ -229,6 +229,11 @@ class Service:
         else:
             self.runtime.never_spawned(key, who or Identity(f"actor {key:#x}", "?", message.rank), evidence)
 
+    def bury(self, message: Message, buried: dict[int, tuple[Identity, Evidence]]) -> None:
+        """These will never be spawned here: they have ended in a process before this one."""
+        for key, (who, evidence) in buried.items():
+            self.runtime.never_spawned(key, who, evidence)
+
     def ping(self, message: Message) -> None:
         """Answer."""
 
@@ -325,9 +330,13 @@ class Service:
                 kinds = (Fate.LOST, Fate.ENDED) if reason else (Fate.LOST,)  # what its processes have given up is lost with them
                 failure = _lost([member for member in members.values() if fates[member] in kinds], peer)
                 self.handle(owner, failure._replace(reason=reason or failure.reason))
-            for key, member in members.items() if wanted else ():
-                if key and fates[member] is not Fate.RETURNS:  # what is sent to it there shall not wait for it
-                    tell(self.runtime, peer.latest().address, "give_up", key, peer.evidence._replace(next=""), member.identity)
+            for key, member in members.items():
+                if key and fates[member] is not Fate.RETURNS:
+                    self.runtime.ownership.bury(uid, key, member.identity, peer.evidence._replace(next=""))
+        buried = self.runtime.ownership.unbury(uid, peer.evidence.next)
+        following = peer.latest()
+        if buried and (wanted or returns) and following.evidence is None:  # what is sent there to one of them shall not wait for it
+            tell(self.runtime, following.address, "bury", buried)
 
     def handle(self, owner: int, failure: Failure) -> None:
         """Tell actor `owner` of this process, or the program itself, of a failure in what it owns."""
@@ -367,5 +376,5 @@ def _lost(members: Sequence[Member], peer: Peer) -> Failure:
 def base_service() -> tuple[Service, Mapping[str, Callable[..., Any]]]:
     """The service of a process that runs actors, and its table."""
     service = Service()
-    names = "spawn stop give_up suspend expect keep save watch dead_letters ping bootstrap is_waiting failed failed_elsewhere"
+    names = "spawn stop give_up bury suspend expect keep save watch dead_letters ping bootstrap is_waiting failed failed_elsewhere"
     return service, {name: getattr(service, name) for name in names.split()}

@@ -15,6 +15,10 @@ from monarch_async.ids import ProcAddress
 __all__ = ["Fate", "Guest", "Home", "Member", "Ownership", "Ward"]
 
 
+REMEMBERED = 1000
+"""How many members that have ended are remembered of each process."""
+
+
 class Fate(enum.Enum):
     """What becomes of a member whose process has ended."""
 
@@ -62,6 +66,10 @@ class Home(Protocol):
     owner: int
     given_up: bool  # its policy has: nothing there is started any more
 
+    @property
+    def returns(self) -> bool:
+        """Whether it has a policy of its own, which then decides alone."""
+
     def keep(self, guest: Guest) -> None:
         """A mesh of actors in it has a policy: its processes may be started again for that."""
 
@@ -84,10 +92,26 @@ class Ownership:
 
     def __init__(self) -> None:
         self._members: dict[str, dict[int, dict[int, Member]]] = {}
+        self._buried: dict[str, dict[int, tuple[Identity, Evidence]]] = {}  # by process and key; see `bury`
 
     def own(self, process: str, owner: int, key: int, identity: Identity, ward: Ward) -> None:
         """`owner` has spawned a member, actor `key` (0: the process itself), in `process`."""
         self._members.setdefault(process, {}).setdefault(owner, {})[key] = Member(identity, ward)
+        self._buried.get(process, {}).pop(key, None)
+
+    def bury(self, process: str, key: int, identity: Identity, evidence: Evidence) -> None:
+        """A member has ended for good, which another process in the place of this one has to know. Of many the last are remembered."""
+        buried = self._buried.setdefault(process, {})
+        buried[key] = identity, evidence
+        if len(buried) > REMEMBERED:
+            del buried[next(iter(buried))]
+
+    def unbury(self, process: str, following: str) -> dict[int, tuple[Identity, Evidence]]:
+        """A process is gone: what had ended in it for good, which is remembered for the one that follows, if there is one."""
+        buried = self._buried.pop(process, {})
+        if buried and following:
+            self._buried[following] = buried
+        return buried
 
     def find(self, process: str, owner: int, key: int) -> Member | None:
         """That member; none if it has been stopped on purpose, or its process has, so that its failure is none any more."""
@@ -124,4 +148,5 @@ class Ownership:
 
     def clear(self) -> None:
         """Everything ends on purpose."""
+        self._buried.clear()
         self._members.clear()

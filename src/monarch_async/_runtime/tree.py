@@ -57,10 +57,11 @@ class Trunk(Network, Protocol):
 class Booking:
     """What is under way to one actor through the tree. It is part of what its lane has booked."""
 
-    __slots__ = ("bytes", "lane", "mesh", "messages", "rank")
+    __slots__ = ("bytes", "key", "lane", "mesh", "messages", "rank")
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
+        self.key = lane.key
         self.mesh = lane.mesh
         self.rank = lane.rank
         self.messages = 0
@@ -184,7 +185,8 @@ class Tree:
                     del link.pending[request]
                     started = True if request in link.started else None
                     link.started.discard(request)
-                    error = died(evidence, account.mesh, account.rank, started=started)
+                    incarnation = peer.lives.get(account.key, 0)
+                    error = died(evidence, account.mesh, account.rank, started=started, incarnation=incarnation)
                     self._runtime.loop.call_soon(waiter.fail, request, error)
         for lane in peer.lanes.values():
             if lane in self._bookings:

@@ -79,8 +79,8 @@ class ProcsLifetime(Processes):
             self._own(rank)
             runtime.homes[address.uid] = self
         starting = {address.uid for address in self._addresses}
-        # Sent now, so that it comes before all that is sent to these processes without waiting for them.
-        answers = [self._greet(address) for address in self._addresses] if self._bootstrap is not None else []
+        # Sent now, so that it comes, and is answered, before all that is sent to these processes without waiting for them.
+        answers = [self._greet(address) for address in self._addresses]
         self.starting.add_done_callback(self._started)
         runtime.tasks.start(self._start(client, starting, answers), name=f"starting {self._name}")
         cell = runtime.cells.get(self.owner)
@@ -143,8 +143,6 @@ class ProcsLifetime(Processes):
             async with asyncio.timeout(limit):
                 wishes = {agent: [self._requests[rank] for rank in ranks] for agent, ranks in by_agent.items()}
                 started = [ask(runtime, agent, "spawn_procs", theirs) for agent, theirs in wishes.items()]
-                if not answers:
-                    answers = [self._greet(address) for address in self._addresses]
                 for address, answer in zip(self._addresses, answers, strict=True):
                     answer.add_done_callback(functools.partial(_discard_if_up, starting, address.uid))
                 await asyncio.gather(*started)

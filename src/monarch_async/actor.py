@@ -207,12 +207,18 @@ def check_class(cls: Any) -> dict[str, EndpointDefinition[..., Any]]:
         raise TypeError(f"spawn takes a class and the arguments to construct it with, not {cls!r}: the instance is made in the process")
     if not issubclass(cls, Actor):
         raise TypeError(f"{cls.__qualname__} is no Actor: derive it from monarch_async.Actor")
-    if hasattr(cls, "__checkpoint__") != hasattr(cls, "__restore__"):
-        raise TypeError(f"{cls.__qualname__} needs both __checkpoint__ and __restore__, or none: what is saved is given back")
-    definitions = definitions_of(cls)
-    for definition in definitions.values():
-        definition.binder  # noqa: B018  # raises for a method that lacks `self`, or the port
-    return definitions
+    checked = _checked.get(cls)
+    if checked is None:
+        if hasattr(cls, "__checkpoint__") != hasattr(cls, "__restore__"):
+            raise TypeError(f"{cls.__qualname__} needs both __checkpoint__ and __restore__, or none: what is saved is given back")
+        checked = definitions_of(cls)
+        for definition in checked.values():
+            definition.binder  # noqa: B018  # raises for a method that lacks `self`, or the port
+        _checked[cls] = checked
+    return checked
+
+
+_checked: WeakKeyDictionary[type, dict[str, EndpointDefinition[..., Any]]] = WeakKeyDictionary()
 
 
 def takes_argument(cls: type, name: str) -> bool:

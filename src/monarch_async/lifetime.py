@@ -14,7 +14,8 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from monarch_async._core.codec import dumps_whole
@@ -34,6 +35,7 @@ from monarch_async.spawned import FirstLives, Spawned, failure_from
 
 __all__ = ["UNOBSERVED", "Lifetime", "Parent"]
 
+_NOTHING: Mapping[int, Any] = MappingProxyType({})
 UNOBSERVED = 1.0
 """Seconds that a constructor's error waits for somebody to await the mesh before the owner is told."""
 
@@ -48,14 +50,39 @@ class Parent(Protocol):
 class Lifetime(Members):
     """See the module's text. `begin` starts the first lives. Its methods are called on the loop."""
 
-    def __init__(self, runtime: Runtime, spawned: Spawned, addresses: Sequence[ProcAddress], shape: Shape, restart: Restart | None) -> None:
+    __slots__ = (
+        "_awaited",
+        "_driver",
+        "_errors",
+        "_final",
+        "_last_stop",
+        "_left",
+        "_offsets",
+        "_over",
+        "_ready",
+        "_requests",
+        "_restart",
+        "_save_every",
+        "_saved",
+        "_shape",
+        "_stopping",
+        "_suspended",
+        "_told",
+        "name",
+        "owner",
+        "parent",
+        "why_lost",
+    )
+
+    def __init__(self, runtime: Runtime, spawned: Spawned, addresses: list[ProcAddress], shape: Shape, restart: Restart | None) -> None:
         super().__init__(runtime, spawned, addresses)
         self._shape = shape
         self._restart = restart
-        self._offsets = [0] * len(addresses)  # the incarnation that the engine counts as 0
-        self._saved: dict[int, tuple[tuple[int, int], bytes]] = {}  # the last checkpoint of each rank: incarnation, number, state
+        self._offsets: Sequence[int] = (0,) * len(addresses)  # the incarnation that the engine counts as 0
+        # What most meshes never need is shared and replaced: there may be many thousands of them.
+        self._saved: Mapping[int, tuple[tuple[int, int], bytes]] = _NOTHING  # the last checkpoint of each rank: incarnation, number, state
         self._save_every = restart.checkpoint_every if restart is not None else None
-        self._errors: dict[int, BaseException] = {}  # what each rank was last not constructed for
+        self._errors: Mapping[int, BaseException] = _NOTHING  # what each rank was last not constructed for
         self._ready: MeshFuture[None] = MeshFuture(loop=runtime.loop)
         self._ready.runtime = runtime
         self._requests = [next(runtime.requests) for _ in addresses]
@@ -63,7 +90,7 @@ class Lifetime(Members):
         self._stopping: asyncio.Task[None] | None = None
         self._over = False  # given up, unless its supervisor begins again
         self._suspended = False  # by its supervisor, or about to be
-        self._left: set[int] = set()  # members that have stopped themselves
+        self._left: frozenset[int] = frozenset()  # members that have stopped themselves
         self._final: Failure | None = None  # of which it was given up
         self._told = False  # the owner of that
         self._last_stop: asyncio.Task[None] | None = None
@@ -119,7 +146,7 @@ class Lifetime(Members):
             self._ready.settle(self._requests[rank], None)
             driver.started(rank)
         elif driver.supervises:
-            self._errors[rank] = error
+            self._errors = {**self._errors, rank: error}
             driver.exited(Life(rank, 0), Exit.ABNORMAL, self.failure_of(Life(rank, 0), error))
         else:
             self._ready.fail(self._requests[rank], error)
@@ -155,7 +182,7 @@ class Lifetime(Members):
             return True
         if self.parent is not None:
             if normal:
-                self._left.add(rank)
+                self._left |= {rank}
             if normal and len(self._left) < len(self._addresses):
                 self._runtime.tasks.start(self._end([rank], "give_up", _evidence(failure)), name=f"stopping {self.name}[{rank}]")
             else:
@@ -209,7 +236,7 @@ class Lifetime(Members):
             raise UsageError(f"a checkpoint of {member} has {len(state)} bytes, more than the option checkpoint_bytes={limit}: raise it")
         taken = member.incarnation, number
         if taken > self._saved.get(member.rank, ((-1, 0), b""))[0]:
-            self._saved[member.rank] = taken, state
+            self._saved = {**self._saved, member.rank: (taken, state)}
 
     async def _come_along(self, rank: int) -> None:
         """Its process is started again by its own policy, and so is the member."""
@@ -238,7 +265,7 @@ class Lifetime(Members):
         try:
             await ask(self._runtime, address, "spawn", *arguments, rank=rank)
         except Exception as error:
-            self._errors[rank] = error
+            self._errors = {**self._errors, rank: error}
             raise
         self._ready.settle(self._requests[rank], None)
 
@@ -351,7 +378,7 @@ class Lifetime(Members):
         if self._stopping is not None:
             return
         self._over = self._suspended = self._told = False
-        self._left.clear()
+        self._left = frozenset()
         self._offsets = [incarnation + 1 for incarnation in self._incarnations]
         self._driver = self._make_driver()
         self._keep_processes(self)

@@ -24,10 +24,12 @@ __all__ = ["Members"]
 class Members:
     """Base of `Lifetime`."""
 
-    def __init__(self, runtime: Runtime, spawned: Spawned, addresses: Sequence[ProcAddress]) -> None:
+    __slots__ = ("__weakref__", "_addresses", "_incarnations", "_runtime", "_spawned")
+
+    def __init__(self, runtime: Runtime, spawned: Spawned, addresses: list[ProcAddress]) -> None:
         self._runtime = runtime
         self._spawned = spawned
-        self._addresses = list(addresses)  # where each member is, or was last
+        self._addresses = addresses  # where each member is, or was last
         self._incarnations = [0] * len(addresses)  # the last one of each that was started, or is to be
 
     def _own(self, rank: int, ward: Ward) -> None:

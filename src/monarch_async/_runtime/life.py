@@ -80,7 +80,7 @@ class Life:
         self.thread: ActorThread | None = None
         self.debt = Debt(key, limit, runtime.indebted)
         self._ending: asyncio.Task[None] | None = None
-        self.watchers: set[asyncio.Future[tuple[Identity, Evidence]]] = set()  # told when the present life is over
+        self.watchers: tuple[asyncio.Future[tuple[Identity, Evidence]], ...] = ()  # told when the present life is over
 
     def own_thread(self) -> ActorThread:
         """The thread of this actor's synchronous handlers, started when first needed."""

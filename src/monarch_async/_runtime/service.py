@@ -80,7 +80,8 @@ def ask_many(
             runtime.local_lane(SERVICE, "runtime", 0, _LIMIT).send(name, request, rank, args, {}, None, waiter)
             continue
         pickled = pickled or dumps((args, {}))
-        lane = runtime.peer(address).lane(SERVICE, str(address), address.rank, _LIMIT, _LIMIT)
+        peer = runtime.peer(address)
+        lane = peer.lanes.get(SERVICE) or peer.lane(SERVICE, str(address), address.rank, _LIMIT, _LIMIT)
         lane.call(name, request, rank, *pickled, None, waiter)
 
 
@@ -192,11 +193,11 @@ class Service:
             unknown = Identity(f"actor {key:#x}", "", message.rank), Evidence("is not here: it was never spawned, or ended long ago")
             return self.runtime.absent.why_ended(key) or unknown
         over: asyncio.Future[tuple[Identity, Evidence]] = self.runtime.loop.create_future()
-        cell.watchers.add(over)
+        cell.watchers += (over,)
         try:
             return await over
         finally:
-            cell.watchers.discard(over)
+            cell.watchers = tuple(other for other in cell.watchers if other is not over)
 
     def dead_letters(self, message: Message) -> DeadLetters:
         """Messages that could not be delivered here."""

@@ -150,7 +150,7 @@ class ProcsLifetime(Processes):
         except BaseException as error:
             for agent, ranks in by_agent.items():
                 tell(runtime, agent, "kill_procs", [self._addresses[rank].uid for rank in ranks])
-                self._tell_given_up(agent, ranks, Evidence("was never started again: the mesh could not be started"))
+                self._tell_given_up(agent, ranks, Evidence(f"was never started, since the mesh could not be: {error}"))
             if not isinstance(error, TimeoutError):
                 raise
             late = [address for address, answer in zip(self._addresses, answers, strict=True) if not answer.done()]

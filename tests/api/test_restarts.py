@@ -97,7 +97,7 @@ async def test_a_constructor_that_fails_too_often_and_nobody_waits(diary: Diary,
     """The owner is told once, with the reason and that the budget is used up."""
     open(f"{diary.path}.fail", "w").close()
     this_host().spawn_procs().spawn("member", Member, diary, restart=Restart(max_restarts=1))
-    await until(lambda: failures)
+    await until(lambda: failures, 10)
     assert ["ValueError in __init__: bad; not started again: 1 restart within 5 s allowed, this would be the 2nd"] == [
         told.reason for told in failures
     ]

@@ -253,7 +253,7 @@ class Cell(Life):
                 reason = bytes(message.body).decode()
                 if self.returns:
                     self.suspend(f"stopped itself: {reason}" if reason else "stopped itself")
-                    self.runtime.left(self, reason)
+                    self.once_over(lambda: self.runtime.left(self, reason))
                 else:
                     self.begin_stop(reason)
                 return False

@@ -134,10 +134,21 @@ class Life:
         raise NotImplementedError
 
     def fail(self, error: BaseException, endpoint: str) -> None:
-        """The actor can't go on: tell the callers that wait, clean up, tell the owner."""
+        """The actor can't go on: tell the callers that wait, clean up, tell the owner.
+
+        Where it may live again the owner is told when this life is over, since others may have to wait for that.
+        """
         if self.evidence is None:
             self._fail(error, endpoint)
-            self.runtime.failed(self, error, endpoint)
+            self.once_over(lambda: self.runtime.failed(self, error, endpoint))
+
+    def once_over(self, tell: Callable[[], None]) -> None:
+        """Tell the owner of the end that has begun: at once, or, where there may be another life, when it has come."""
+        assert self._ending is not None
+        if self.returns:
+            self._ending.add_done_callback(lambda ending: None if ending.cancelled() else tell())
+        else:
+            tell()
 
     def _fail(self, error: BaseException, endpoint: str) -> None:
         self.state = CellState.FAILED

@@ -43,9 +43,9 @@ UNOBSERVED = 1.0
 class Lifetime(Members):
     """See the module's text. `begin` starts the first lives. Its methods are called on the loop."""
 
-    __slots__ = tuple(
+    __slots__ = tuple(  # as words, since there are many
         """_awaited _driver _errors _final _last_stop _left _offsets _over _ready _requests _restart _save_every _saved _shape _stopping
-        _suspended _told name owner parent why_lost""".split()
+        _suspended _told name owner parent why_lost""".split()  # noqa: SIM905
     )
 
     def __init__(self, runtime: Runtime, spawned: Spawned, addresses: list[ProcAddress], shape: Shape, restart: Restart | None) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from monarch_async._core.codec import dumps_whole
 from monarch_async._core.events import Evidence, Failure, Identity, died
@@ -28,50 +28,24 @@ from monarch_async._runtime.supervisor import Fate
 from monarch_async.errors import ActorDied, SupervisionError, UsageError
 from monarch_async.future import MeshFuture
 from monarch_async.ids import ProcAddress, slot
-from monarch_async.members import Members
+from monarch_async.members import Members, Parent
 from monarch_async.restart import Restart
 from monarch_async.shape import Point, Shape
 from monarch_async.spawned import FirstLives, Spawned, failure_from
 
-__all__ = ["UNOBSERVED", "Lifetime", "Parent"]
+__all__ = ["UNOBSERVED", "Lifetime"]
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
 UNOBSERVED = 1.0
 """Seconds that a constructor's error waits for somebody to await the mesh before the owner is told."""
 
 
-class Parent(Protocol):
-    """A supervisor that a mesh was given to."""
-
-    def child_failed(self, child: Any, failure: Failure, *, normal: bool) -> bool:
-        """What the mesh's own policy does not deal with; whether it will be started again."""
-
-
 class Lifetime(Members):
     """See the module's text. `begin` starts the first lives. Its methods are called on the loop."""
 
-    __slots__ = (
-        "_awaited",
-        "_driver",
-        "_errors",
-        "_final",
-        "_last_stop",
-        "_left",
-        "_offsets",
-        "_over",
-        "_ready",
-        "_requests",
-        "_restart",
-        "_save_every",
-        "_saved",
-        "_shape",
-        "_stopping",
-        "_suspended",
-        "_told",
-        "name",
-        "owner",
-        "parent",
-        "why_lost",
+    __slots__ = tuple(  # as words, since there are many
+        """_awaited _driver _errors _final _last_stop _left _offsets _over _ready _requests _restart _save_every _saved _shape _stopping
+        _suspended _told name owner parent why_lost""".split()  # noqa: SIM905
     )
 
     def __init__(self, runtime: Runtime, spawned: Spawned, addresses: list[ProcAddress], shape: Shape, restart: Restart | None) -> None:

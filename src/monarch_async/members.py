@@ -7,8 +7,9 @@ it was started there; what is told to that one before waits there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
-from monarch_async._core.events import Evidence, Identity
+from monarch_async._core.events import Evidence, Failure, Identity
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, ask_many, tell
 from monarch_async._runtime.supervisor import Guest, Home, Ward
@@ -18,7 +19,14 @@ from monarch_async.ids import ProcAddress, slot
 from monarch_async.shape import Shape
 from monarch_async.spawned import Spawned
 
-__all__ = ["Members"]
+__all__ = ["Members", "Parent"]
+
+
+class Parent(Protocol):
+    """A supervisor that a mesh was given to."""
+
+    def child_failed(self, child: Any, failure: Failure, *, normal: bool) -> bool:
+        """What the mesh's own policy does not deal with; whether it will be started again."""
 
 
 class Members:

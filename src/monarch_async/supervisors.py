@@ -32,7 +32,7 @@ from monarch_async._runtime.runtime import Runtime
 from monarch_async.ambient import current_runtime, on_loop
 from monarch_async.errors import SupervisionError, UsageError
 from monarch_async.future import Future, as_future
-from monarch_async.lifetime import Parent
+from monarch_async.members import Parent
 from monarch_async.mesh import ActorMesh, owner_of_new_meshes
 from monarch_async.restart import Restart
 from monarch_async.spawned import failure_from

@@ -35,7 +35,7 @@ from monarch_async.ids import ProcAddress, successor
 
 __all__ = ["Agent"]
 
-ENTRY = "monarch_async._runtime.proc:run"
+ENTRY = "monarch_async.proc_entry:run"
 OUTPUT_TAIL = 0.2
 """Seconds for which the output of a process that is gone may still come."""
 GONE_TEXTS = 64

@@ -296,7 +296,7 @@ def test_failing_reconstructor(value: Any, name: str) -> None:
         codec.loads(body)
     error = caught.value
     assert name == error.type_name
-    assert str(error).startswith(f"{name}: ")
+    assert str(error).startswith(f"{name.removeprefix('builtins.')}: ")
     assert "__setstate__" in error.remote_traceback
     assert name == type_name(type(error.__cause__))
     assert [1] == round_trip([1])

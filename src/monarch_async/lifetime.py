@@ -45,7 +45,7 @@ class Lifetime(Members):
 
     __slots__ = tuple(  # as words, since there are many
         """_awaited _driver _errors _final _last_stop _left _offsets _over _ready _requests _restart _save_every _saved _shape _stopping
-        _suspended _told name owner parent why_lost""".split()  # noqa: SIM905
+        _suspended _told _withdrawn name owner parent why_lost""".split()  # noqa: SIM905
     )
 
     def __init__(self, runtime: Runtime, spawned: Spawned, addresses: list[ProcAddress], shape: Shape, restart: Restart | None) -> None:
@@ -67,6 +67,7 @@ class Lifetime(Members):
         self._left: frozenset[int] = frozenset()  # members that have stopped themselves
         self._final: Failure | None = None  # of which it was given up
         self._told = False  # the owner of that
+        self._withdrawn = False  # its processes were stopped on purpose
         self._last_stop: asyncio.Task[None] | None = None
         self.name = spawned.name
         self.owner = spawned.owner
@@ -132,7 +133,7 @@ class Lifetime(Members):
             self._runtime.tasks.start(self._leave_unobserved(error), name=f"error of {self._spawned.name}")
 
     async def _leave_unobserved(self, error: BaseException) -> None:
-        name = self._spawned.name
+        name, lives = self._spawned.name, self._offsets
         try:
             await asyncio.sleep(UNOBSERVED)
         except asyncio.CancelledError:
@@ -140,6 +141,8 @@ class Lifetime(Members):
                 self._runtime.log.error("the program ended before anybody awaited %s, whose constructor failed: %s", name, error)
             raise
         if self._awaited or self._told or (self._driver is not None and self._stopping is not None):
+            return
+        if self._offsets is not lives:  # its supervisor has started it again meanwhile
             return
         ranks = [point.rank for point in getattr(error, "errors", ()) if isinstance(point, Point)] or [0]
         self._tell_owner(self._final or failure_from(name, self._spawned.class_name, ranks, error, "__init__"))
@@ -251,11 +254,15 @@ class Lifetime(Members):
         driver, place = self._driver, slot(address)
         return driver is not None and any(slot(other) == place and driver.comes_back(rank) for rank, other in enumerate(self._addresses))
 
-    def home_stopped(self) -> None:
+    def home_stopped(self, failure: Failure | None) -> None:
         self._over = self._told = True
+        self._withdrawn = failure is None
         if self._driver is not None:
             self._driver.shutdown()
         self._fail_ready(died(Evidence("its processes were stopped"), self.name, None, started=False))
+        if failure is not None and self.parent is not None:
+            self._suspended = True
+            self.parent.child_failed(self, failure, normal=False)
 
     # What a driver asks for.
 
@@ -347,9 +354,9 @@ class Lifetime(Members):
     async def start_all(self) -> None:
         """Begin the next life of every member, with a policy that has forgotten the past. Raises what the first failed of.
 
-        Does nothing for a mesh that its owner has stopped.
+        Does nothing for a mesh that its owner has stopped, or its processes.
         """
-        if self._stopping is not None:
+        if self._stopping is not None or self._withdrawn:
             return
         self._over = self._suspended = self._told = False
         self._left = frozenset()

@@ -6,6 +6,7 @@ it was started there; what is told to that one before waits there.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -96,7 +97,7 @@ class Members:
         await self._end(ranks, how, reason)
 
     async def _end(self, ranks: Sequence[int], how: str, reason: str | Evidence) -> None:
-        """Ask members to end, in this order; returns when all have."""
+        """Ask members to end, in this order; returns when all have, or after a time in which all should have."""
         if not ranks:
             return
         runtime = self._runtime
@@ -106,7 +107,8 @@ class Members:
         answers.expect(Shape.of(procs=len(ranks)), [None] * len(ranks), requests, keep_errors=True)
         addresses = [self._addresses[rank] for rank in ranks]
         ask_many(runtime, addresses, how, (self._spawned.key, reason), answers, ranks, requests)
-        await answers
+        # A process that is frozen does not answer, and must not hold up whoever else is to end.
+        await asyncio.wait([answers], timeout=2 * (runtime.options.stop_timeout + runtime.options.cleanup_timeout))
 
     def _disown(self, evidence: Evidence) -> None:
         """Nothing that happens to members counts any more, since they end for this reason."""

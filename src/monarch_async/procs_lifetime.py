@@ -78,11 +78,10 @@ class ProcsLifetime(Processes):
         for rank, address in enumerate(self._addresses):
             self._own(rank)
             runtime.homes[address.uid] = self
-        starting = {address.uid for address in self._addresses}
         # Sent now, so that it comes, and is answered, before all that is sent to these processes without waiting for them.
-        answers = [self._greet(address) for address in self._addresses]
+        answers = {address.uid: self._greet(address) for address in self._addresses}
         self.starting.add_done_callback(self._started)
-        runtime.tasks.start(self._start(client, starting, answers), name=f"starting {self._name}")
+        runtime.tasks.start(self._start(client, answers), name=f"starting {self._name}")
         cell = runtime.cells.get(self.owner)
         if cell is not None:
             cell.owned[self] = self.stop
@@ -108,17 +107,18 @@ class ProcsLifetime(Processes):
         """Whether somebody has asked for the outcome of the start, or of what was spawned on it."""
         return self._awaited or any(user.awaited for user in self.users)
 
-    async def _start(self, client: Client | None, starting: set[str], answers: list[asyncio.Future[Any]]) -> None:
+    async def _start(self, client: Client | None, answers: dict[str, asyncio.Future[Any]]) -> None:
         """The end of a process that is not up yet is for those who wait for it, and no failure to be told to its owner."""
         runtime = self._runtime
 
         def release(peer: Any) -> None:
-            if peer.address.uid in starting:
+            answer = answers.get(peer.address.uid)
+            if answer is not None and (not answer.done() or answer.cancelled() or answer.exception() is not None):
                 runtime.ownership.release(peer.address.uid)
 
         runtime.on_peer_gone.insert(0, release)
         try:
-            await self._start_all(client, starting, answers)
+            await self._start_all(client, answers)
         except asyncio.CancelledError:
             self.starting.cancel()
             raise
@@ -131,7 +131,7 @@ class ProcsLifetime(Processes):
         finally:
             runtime.on_peer_gone.remove(release)
 
-    async def _start_all(self, client: Client | None, starting: set[str], answers: list[asyncio.Future[Any]]) -> None:
+    async def _start_all(self, client: Client | None, answers: dict[str, asyncio.Future[Any]]) -> None:
         """Have every host start its processes, wait until all answer (that they have bootstrapped). If anything goes wrong none is left."""
         runtime = self._runtime
         by_agent = self._by_agent(range(len(self._requests)))
@@ -143,17 +143,15 @@ class ProcsLifetime(Processes):
             async with asyncio.timeout(limit):
                 wishes = {agent: [self._requests[rank] for rank in ranks] for agent, ranks in by_agent.items()}
                 started = [ask(runtime, agent, "spawn_procs", theirs) for agent, theirs in wishes.items()]
-                for address, answer in zip(self._addresses, answers, strict=True):
-                    answer.add_done_callback(functools.partial(_discard_if_up, starting, address.uid))
                 await asyncio.gather(*started)
-                await asyncio.gather(*answers)
+                await asyncio.gather(*answers.values())
         except BaseException as error:
             for agent, ranks in by_agent.items():
                 tell(runtime, agent, "kill_procs", [self._addresses[rank].uid for rank in ranks])
                 self._tell_given_up(agent, ranks, Evidence(f"was never started, since the mesh could not be: {error}"))
             if not isinstance(error, TimeoutError):
                 raise
-            late = [address for address, answer in zip(self._addresses, answers, strict=True) if not answer.done()]
+            late = [address for address in self._addresses if not answers[address.uid].done()]
             text = f"{', '.join(map(str, late))} did not answer within the option start_timeout={limit:g} s"
             raise SpawnError(text) from None
 
@@ -246,7 +244,9 @@ class ProcsLifetime(Processes):
             if revival is None:
                 revival = self._revivals[rank] = self._runtime.loop.create_task(self._again(rank, self._lives[rank] + 1))
                 revival.add_done_callback(functools.partial(self._revived, rank))
-            await asyncio.shield(revival)
+            await asyncio.wait([revival])
+            if not revival.cancelled():  # else the processes are being stopped
+                revival.result()
         return await asyncio.shield(self._ups[rank])
 
     def _revived(self, rank: int, revival: asyncio.Task[None]) -> None:
@@ -304,6 +304,9 @@ class ProcsLifetime(Processes):
                 raise
             raise SpawnError(f"{me} did not answer within the option start_timeout={limit:g} s") from None
         self._check_wanted(rank)
+        after = runtime.peer(me).evidence
+        if after is not None:  # it has answered, and ended before this was known here
+            raise died(after, self._name, rank, started=False, incarnation=life)
         self._own(rank)
         if not self._ups[rank].done():
             self._ups[rank].set_result(me)
@@ -319,7 +322,11 @@ class ProcsLifetime(Processes):
 
     async def stop_lives(self, lives: Sequence[Life]) -> None:
         again = self._driver is not None and self._driver.supervises
-        await self._end([child for child, incarnation in lives if incarnation == self._lives[child]], returns=again)
+        ranks = [child for child, incarnation in lives if incarnation == self._lives[child]]
+        for rank in ranks if again else ():  # who wants one from now on waits for the next
+            if self._ups[rank].done():
+                self._ups[rank] = self._runtime.loop.create_future()
+        await self._end(ranks, returns=again)
 
     def failure_of(self, life: Life, error: BaseException) -> Failure:
         failure = failure_from(self._name, "", [life.child], error, "")
@@ -336,7 +343,7 @@ class ProcsLifetime(Processes):
                 self._fail(rank, evidence)
             else:
                 runtime.ownership.disown_all(address.uid, self.owner)
-        self._tell_guests()
+        self._tell_guests(failure)
         runtime.tasks.start(self._end_given_up(evidence), name=f"stopping {self._name}")
         if not self._deciding:
             runtime.handle(self.owner, failure)
@@ -358,11 +365,11 @@ class ProcsLifetime(Processes):
     def ended(self, cause: Cause) -> None:
         """Nothing to do."""
 
-    def _tell_guests(self) -> None:
+    def _tell_guests(self, failure: Failure | None) -> None:
         """Other owners hear of the end of the processes like of any other."""
         for guest in list(self._guests):
             if guest.owner == self.owner:
-                guest.home_stopped()
+                guest.home_stopped(failure)
 
     # The end.
 
@@ -376,7 +383,7 @@ class ProcsLifetime(Processes):
         runtime = self._runtime
         if self._driver is not None:
             self._driver.shutdown()
-        self._tell_guests()
+        self._tell_guests(None)
         for revival in self._revivals.values():
             revival.cancel()
         for rank, address in enumerate(self._addresses):
@@ -390,8 +397,3 @@ class ProcsLifetime(Processes):
         owner = runtime.cells.get(self.owner)
         if owner is not None:
             owner.owned.pop(self, None)
-
-
-def _discard_if_up(starting: set[str], uid: str, answer: asyncio.Future[Any]) -> None:
-    if not answer.cancelled() and answer.exception() is None:
-        starting.discard(uid)

@@ -92,7 +92,7 @@ def keep(runtime: Party, peer: Peer, link: Link, *, dialed: bool) -> None:
         if link.broken is not None:  # it is the peer that sends what is no frame, and would over the next connection
             peer.ended(link, Evidence(f"no use in a link to {peer.address}: {link.broken}"))
             return
-        if link.said_goodbye and peer.address.host != runtime.me.host:  # on this host the agent knows better
+        if link.said_goodbye and peer.address.uid == peer.address.host != runtime.me.host:  # of other processes the agent knows better
             peer.gone(Evidence("its process ended"))
             return
         again = _dial(runtime, peer, link) if dialed else _await_dialer(runtime, peer, link)

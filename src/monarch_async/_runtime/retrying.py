@@ -36,6 +36,11 @@ class Retrying:
     def awaited_by(self) -> Message | None:
         return self._waiter.awaited_by
 
+    @property
+    def _given_up(self) -> bool:
+        futures = self._waiter.futures()
+        return bool(futures) and all(future.done() for future in futures)
+
     def futures(self) -> Sequence[asyncio.Future[Any]]:
         return self._waiter.futures()
 
@@ -43,12 +48,16 @@ class Retrying:
         self._waiter.settle(request, value)
 
     def fail(self, request: int, error: BaseException) -> None:
-        futures = self._waiter.futures()
-        given_up = bool(futures) and all(future.done() for future in futures)
-        if not isinstance(error, ActorDied) or not self._left or given_up:
+        if not isinstance(error, ActorDied) or not self._left or self._given_up:
             self._waiter.fail(request, error)
             return
         self._left -= 1
+        self._loop.call_soon(self._send_again, request, error)  # not here: where the actor is gone for good, each would end in the next
+
+    def _send_again(self, request: int, error: BaseException) -> None:
+        if self._given_up:
+            self._waiter.fail(request, error)
+            return
         extras = self._extras
         if extras is not None and self._deadline is not None:
             extras = {**extras, "d": max(self._deadline - self._loop.time(), 1e-6)}

@@ -56,8 +56,8 @@ class Guest(Protocol):
     def wants(self, address: ProcAddress) -> bool:
         """Whether a member of it waits for this process to come back."""
 
-    def home_stopped(self) -> None:
-        """The processes have been stopped, or given up, and whoever owns this mesh knows that: nothing comes back."""
+    def home_stopped(self, failure: Failure | None) -> None:
+        """Nothing comes back: its processes were stopped on purpose, or have been given up after this failure."""
 
 
 class Home(Protocol):

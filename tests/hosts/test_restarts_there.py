@@ -61,3 +61,20 @@ async def test_a_tree_on_another_host(tmp_path: Path) -> None:
             await shutdown()
     finally:
         configure(fan_out=before.fan_out)
+
+
+async def test_processes_that_go_along_on_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stopped to be started again says goodbye on its links, which is not the end of what follows it."""
+    failures: list[MeshFailure] = []
+    monkeypatch.setattr("monarch_async.unhandled_fault_hook", failures.append)
+    key = make_key(tmp_path)
+    with worker("--key-file", key) as (url, _):
+        there = attach_to_workers([url], key=key)
+        members = there.spawn_procs({"gpus": 2}, restart=Restart(strategy="one_for_all")).spawn("members", Member)
+        pids = [pid for pid, _ in (await members.life.call()).values()]
+        os.kill(pids[0], signal.SIGKILL)
+        pids += [await back(members.slice(hosts=0, gpus=rank), 1) for rank in range(2)]
+        assert [1, 1] == list((await members.add.call()).values())
+        assert [] == failures
+        await shutdown()
+        await wait_gone(pids)

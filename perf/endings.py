@@ -60,11 +60,18 @@ def kill_once() -> float:
         killed = time.monotonic()
         client.kill()
         client.wait()
-        while left := [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]:
+        while left := [process for process in left if _is_there(process)]:
             if time.monotonic() - killed > LONGEST:
                 raise TimeoutError(f"still there: {left}")
             time.sleep(0.002)
         return time.monotonic() - killed
+
+
+def _is_there(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def idle(actors: int, seconds: float) -> float:

@@ -123,12 +123,12 @@ async def measure(quick: bool) -> list[Row]:
     host = this_host()
     rows = [
         Row("exit of a process → its owner's __supervise__", await _exits(many), 0.02),
-        Row("restart of an actor in its process", await _actors(many), None),
-        Row("restart of a process", await _processes(host.spawn_procs(restart=ALWAYS), few), 0.25),
+        Row("restart of an actor in its process", await _actors(many), 0.005),
+        Row("restart of a process", await _processes(host.spawn_procs(restart=ALWAYS), few), 0.1),
     ]
     if importlib.util.find_spec("torch") is not None:
         rows.append(
-            Row("restart of a process, torch preloaded", await _processes(host.spawn_procs(preload=("torch",), restart=ALWAYS), few), 0.25)
+            Row("restart of a process, torch preloaded", await _processes(host.spawn_procs(preload=("torch",), restart=ALWAYS), few), 0.1)
         )
     rows.append(
         Row("restart of all 8 processes of a mesh", await _processes(host.spawn_procs({"gpus": 8}, restart=ALWAYS), few // 2), None)

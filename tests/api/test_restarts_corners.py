@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_async import Actor, ActorDied, MeshFailure, ProcMesh, Restart, Supervisor, configure, endpoint, this_host, this_proc
+from monarch_async.ambient import current_runtime
 from monarch_async.options import Options
 from tests.api.restarting import Diary, Member, back
 from tests.api.waiting import until
@@ -31,6 +32,18 @@ class Owner(Member):
         self.below = procs.spawn("below", Member)
         pid, _ = await self.below.life.call_one()
         return pid
+
+
+class Caller(Actor):
+    """Calls from another process."""
+
+    @endpoint
+    async def call(self, member: Any) -> int:
+        return int(await member.add.options(retry=5).call_one())
+
+    @endpoint
+    async def peers(self) -> int:
+        return len(current_runtime().peers)
 
 
 class Processes(Actor):
@@ -134,4 +147,20 @@ async def test_a_child_whose_processes_were_stopped_is_left_out(failures: list[M
         await other.stop()
         first.end.broadcast("raise")
         await back(first, 1)
+    assert [] == failures
+
+
+async def test_what_has_ended_is_forgotten(failures: list[MeshFailure]) -> None:
+    """However often a process is started again, few of its lives are remembered, here and where it is only called from."""
+    procs = this_host().spawn_procs(restart=Restart(max_restarts=100))
+    caller = this_host().spawn_procs().spawn("caller", Caller)
+    member = procs.spawn("member", Member)
+    for life in range(8):
+        pid = await back(member, life)
+        assert await caller.call.call_one(member) >= 1
+        os.kill(pid, signal.SIGKILL)
+    await back(member, 8)
+    await caller.call.call_one(member)
+    assert await caller.peers.call_one() <= 8
+    assert len(current_runtime().peers) <= 10
     assert [] == failures

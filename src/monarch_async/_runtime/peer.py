@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from typing import Protocol
 
 from monarch_async._core.events import Evidence, died
@@ -16,6 +16,8 @@ from monarch_async.ids import ProcAddress
 
 __all__ = ["Network", "Peer", "end_predecessors"]
 
+REMEMBERED = 2
+"""Of processes that have taken each other's place, so many before the newest are remembered."""
 FEW = 256
 """So many accounts are kept without a look at who still uses them."""
 
@@ -208,16 +210,24 @@ class Peer:
         return following
 
 
-def end_predecessors(peers: Mapping[str, Peer], newest: dict[str, int], uid: str) -> None:
+def end_predecessors(peers: MutableMapping[str, Peer], newest: dict[str, int], uid: str) -> None:
     """A process is known now. If it is one of a row that have taken each other's place, those before the newest have ended.
 
-    `newest` is the last one known of each row, by the uid of the first.
+    `newest` is the last one known of each row, by the uid of the first. Only the last few are remembered: who asks for one from before is
+    told here of the newest.
     """
     first, _, count = uid.partition(".")
     if not count and first not in newest:
         return
-    last = newest[first] = max(int(count or 0), newest.get(first, 0))
-    for before in range(last):
-        peer = peers.get(f"{first}.{before}" if before else first)
+    place, known = int(count or 0), newest.get(first, 0)
+    last = newest[first] = max(place, known)
+    for before in sorted({place, *range(max(0, known - REMEMBERED), last)} - {last}):
+        peer = peers.get(_uid(first, before))
         if peer is not None:
-            peer.gone(Evidence("has ended, and another process has taken its place", next=f"{first}.{last}"))
+            peer.gone(Evidence("has ended, and another process has taken its place", next=_uid(first, last)))
+    for forgotten in range(max(0, known - 2 * REMEMBERED), last - REMEMBERED):
+        peers.pop(_uid(first, forgotten), None)
+
+
+def _uid(first: str, place: int) -> str:
+    return f"{first}.{place}" if place else first

@@ -6,6 +6,7 @@ Rules:
   when it was begun.
 * One by time is taken between two messages, in the thread of an actor that has one; the next messages do not wait until it is kept, and
   the next one by time is taken so many seconds after that.
+* A life saves itself alone. Code of one that is over, as a handler that has not let itself be cancelled, can't take one for the next.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from monarch_async._core.codec import dumps_whole
 from monarch_async._core.events import Identity
+from monarch_async._runtime.behavior import CellState
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import Message, current_cell, current_message
 from monarch_async._runtime.runtime import Runtime
@@ -36,6 +38,8 @@ def take_checkpoint(actor: Any) -> Future[None]:
         raise UsageError("only an actor can take a checkpoint of itself, and this is no code of an actor")
     if getattr(actor, "__checkpoint__", None) is None:
         raise UsageError(f"{type(actor).__qualname__} has no __checkpoint__ method: define it, and __restore__, to take checkpoints")
+    if cell.instance is not actor and (message is not None or cell.instance is not None or cell.state is not CellState.STARTING):
+        raise UsageError(f"this is code of a life of {cell.identity} that is over: it can't take a checkpoint for the next one")
     life, number = cell.identity, next(cell.saves)
     state = actor.__checkpoint__()
     runtime = current_runtime()

@@ -186,7 +186,10 @@ def _report_late(error: BaseException) -> None:
 
 
 def as_future(runtime: Runtime, awaitable: Awaitable[R]) -> Future[R]:
-    """A `Future` of what is awaited in the runtime's loop from now on."""
+    """A `Future` of what is awaited in the runtime's loop from now on.
+
+    Cancelling it cancels what is awaited, once that has begun: what shall go on for all that is to be shielded there.
+    """
     future: Future[R] = Future(loop=runtime.loop)
     future.runtime = runtime
 
@@ -199,5 +202,10 @@ def as_future(runtime: Runtime, awaitable: Awaitable[R]) -> Future[R]:
         except Exception as error:
             future.fail(0, error)
 
-    on_loop(runtime, lambda: runtime.tasks.start(wait(), name="waiting"))
+    def begin() -> None:
+        task = runtime.tasks.start(wait(), name="waiting")
+        # As a callback of the future this comes after the task's first step, so that a stop that is given up at once has begun as well.
+        future.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
+
+    on_loop(runtime, begin)
     return future

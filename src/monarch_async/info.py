@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
+from monarch_async._runtime.behavior import CellState
 from monarch_async._runtime.cell import Cell
-from monarch_async._runtime.context import Message, current_cell, current_message
+from monarch_async._runtime.context import Message, State, current_cell, current_message
 from monarch_async.ambient import current_runtime
 from monarch_async.errors import UsageError
 from monarch_async.procs import ProcMesh, this_proc
@@ -54,24 +56,33 @@ class ActorInstance:
         return ProcMesh(current_runtime(), place.name, place.addresses, place.agents, Shape(place.extent))
 
     def stop(self, reason: str = "") -> None:
-        """Stop this actor once the handler that asks for it has ended."""
-        cell = self._cell
-        if cell is None:
-            raise UsageError("only an actor can stop itself, and this is no code of an actor")
-        if threading.get_ident() == current_runtime().thread:
-            cell.stop_next(reason)
-        else:
-            cell.runtime.loop.call_soon_threadsafe(cell.stop_next, reason)
+        """Stop this actor once the handler that asks for it has ended. Raises `UsageError` in code of a life that is over."""
+        self._act("stop", lambda cell: cell.stop_next(reason), at_once=threading.get_ident() == current_runtime().thread)
 
     def abort(self, reason: str = "") -> None:
-        """Fail: the owner is told, as of an exception."""
-        cell = self._cell
-        if cell is None:
-            raise UsageError("only an actor can abort itself, and this is no code of an actor")
+        """Fail: the owner is told, as of an exception. Raises `UsageError` in code of a life that is over."""
         error = RuntimeError(reason or "aborted")
-        cell.runtime.loop.call_soon_threadsafe(cell.fail, error, "abort")
+        self._act("abort", lambda cell: cell.fail(error, "abort"), at_once=False)
 
     kill = abort
+
+    def _act(self, name: str, function: Callable[[Cell], None], *, at_once: bool) -> None:
+        """End the life that the code belongs to, never the one after it."""
+        cell = self._cell
+        if cell is None:
+            raise UsageError(f"only an actor can {name} itself, and this is no code of an actor")
+        life = self.incarnation
+        if cell.identity.incarnation != life or cell.state is CellState.RESTARTING or _outlives_its_life(current_message.get(), cell):
+            raise UsageError(f"this is code of a life of {cell.identity} that is over: it can't {name} the next one")
+
+        def act() -> None:
+            if cell.identity.incarnation == life and cell.state is not CellState.RESTARTING:  # else it has ended meanwhile
+                function(cell)
+
+        if at_once:
+            act()
+        else:
+            cell.runtime.loop.call_soon_threadsafe(act)
 
 
 class Context:
@@ -116,6 +127,17 @@ def current_size() -> dict[str, int]:
 def current_actor_name() -> str:
     """The name of the mesh that this actor is in."""
     return context().actor_instance.name
+
+
+def _outlives_its_life(message: Message | None, cell: Cell) -> bool:
+    """Whether this is a handler that goes on after its life. What a handler has left running, when it had ended itself, is none."""
+    return (
+        message is not None
+        and message.cell is cell
+        and message.state is not State.DONE
+        and message is not cell.current
+        and message not in cell.overlapping
+    )
 
 
 def _extent(cell: Cell) -> Extent:

@@ -35,7 +35,8 @@ class Ended(NamedTuple):
 def watch(actors: Actor) -> Future[Ended]:
     """Done when the first member of a mesh, a slice or a reference has ended: failed, stopped, or gone with its process.
 
-    At once where one has ended already. It concerns the present life: of an actor that is restarted, watch the next one again. Cancel it to
+    At once where one has ended already; one that is not in its process yet is waited for (option `unknown_grace`; one that is to be started
+    again, without limit). It concerns the present life: of an actor that is restarted, watch the next one again. Cancel it to
     stop watching. Raises `UsageError` for anything but a mesh of actors.
     """
     mesh: Any = actors

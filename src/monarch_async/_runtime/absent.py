@@ -2,6 +2,7 @@
 
 One that is not known may be on its way: its spawn can come over another link than the message. So messages for it are kept for the option
 `unknown_grace`; or, where its owner has announced it, as one that is started again later than its process, until that starts or stops it.
+Whoever waits for the actor itself, to watch it, waits as long.
 Of one that was here and is gone, why is remembered, and every message is answered with that.
 """
 
@@ -55,6 +56,7 @@ class Absent:
         self._letters = letters
         self._grace = grace
         self._parked: dict[int, list[Message]] = {}
+        self._awaited: dict[int, set[asyncio.Future[None]]] = {}  # those who wait for the actor itself
         self._expected: dict[int, tuple[Identity, str]] = {}  # those announced, and the uid of whose process has done so
         self._ended: OrderedDict[int, tuple[Identity, Evidence]] = OrderedDict()
 
@@ -91,9 +93,38 @@ class Absent:
         """Whether it is known that an actor is gone, and why."""
         return key in self._ended
 
+    async def wait(self, key: int) -> None:
+        """Until an actor is here, or it is known why it never will be; at most for the grace, unless it is expected.
+
+        Whoever waits goes on in the next turn of the loop, before a life that has just begun can be over.
+        """
+        if key in self._ended:
+            return
+        news = self._loop.create_future()
+        awaiting = self._awaited.setdefault(key, set())
+        awaiting.add(news)
+        timer = self._loop.call_later(self._grace, self._stop_waiting, key, news)
+        try:
+            await news
+        finally:
+            timer.cancel()
+            awaiting.discard(news)
+            if not awaiting and self._awaited.get(key) is awaiting:
+                del self._awaited[key]
+
+    def _stop_waiting(self, key: int, news: asyncio.Future[None]) -> None:
+        if key not in self._expected and not news.done():
+            news.set_result(None)
+
     def arrived(self, key: int) -> list[Message]:
         """An actor is here now, or will never be: the messages that were kept for it, in order."""
         self._expected.pop(key, None)
+        for news in self._awaited.pop(key, ()):
+            if not news.done():
+                news.set_result(None)
+        return self._take(key)
+
+    def _take(self, key: int) -> list[Message]:
         return [message for message in self._parked.pop(key, ()) if message.state is State.QUEUED]
 
     def ended(self, key: int, identity: Identity, evidence: Evidence) -> None:
@@ -107,6 +138,9 @@ class Absent:
     def close(self) -> None:
         """Nobody comes any more."""
         self._expected.clear()
+        for key, awaiting in self._awaited.items():
+            for news in awaiting:
+                self._stop_waiting(key, news)
         for key in list(self._parked):
             self._give_up(key)
 
@@ -114,7 +148,7 @@ class Absent:
         if key in self._expected:
             return
         evidence = Evidence(f"never existed here: nobody spawned it within the option unknown_grace={self._grace:g} s")
-        for message in self.arrived(key):
+        for message in self._take(key):
             self._refuse(key, message, _unknown(key, message), evidence)
 
     def _refuse(self, key: int, message: Message, identity: Identity, evidence: Evidence) -> None:

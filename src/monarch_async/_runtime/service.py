@@ -185,7 +185,12 @@ class Service:
             await asyncio.shield(cell.suspend(reason))
 
     async def watch(self, message: Message, key: int) -> tuple[Identity, Evidence]:
-        """Answers when the present life of an actor is over, at once if it is: with who it was and why."""
+        """Answers when the present life of an actor is over, at once if it is: with who it was and why.
+
+        One that is not here, nor known to have ended, is waited for as messages to it are.
+        """
+        if key not in self.runtime.cells and self.runtime.stopping is None:
+            await self.runtime.absent.wait(key)
         cell = self.runtime.cells.get(key)
         if cell is None or cell.state is CellState.RESTARTING:
             if cell is not None and cell.evidence is not None:

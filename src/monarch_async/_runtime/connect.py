@@ -266,7 +266,9 @@ async def accept(runtime: Party, sock: socket.socket) -> None:
         )
         done = await authenticate(stream, handshake)
     except (HandshakeError, OSError) as error:
-        runtime.log.warning("a connection was refused: %s", error)
+        # On this host it is only this user that knocks: whoever goes away in the middle is most likely just ending.
+        level = logging.WARNING if remote or isinstance(error, AuthenticationError | VersionMismatch) else logging.INFO
+        runtime.log.log(level, "a connection was refused: %s", error)
         return
     if not found or found[0].ended or runtime.closing:
         stream.close()

@@ -199,13 +199,14 @@ async def test_an_actor_stopped_before_its_spawn_has_ended(hasty: None, place: P
 
 
 async def test_the_next_life_is_waited_for_however_long_that_takes(hasty: None) -> None:
-    """In a new process, where the actor itself is started after its backoff, which is longer than the option unknown_grace."""
-    async with this_host().spawn_procs(restart=Restart()) as procs:
+    """In a new process, which is there for another actor, and this one after its backoff, which is longer than the option unknown_grace."""
+    async with this_host().spawn_procs() as procs:
+        eager = await procs.spawn("eager", Worker, restart=Restart())
         worker: Any = await procs.spawn("worker", Worker, restart=Restart(backoff=0.8))
         first = watch(worker)
         worker.exit.broadcast(3)
         assert ("worker", 0, 0, "exited with code 3") == (await first)[:4]
-        await procs.dead_letters()  # the next process is up
+        await eager.pid.options(retry=3).call_one()  # the next process is up
         second = watch(worker)
         await worker.pid.call_one()
         assert not second.done()

@@ -236,6 +236,10 @@ class Relay(Actor):
         await self.slow.sleep_beside.call_one("inner")
 
     @endpoint
+    def wait_in_thread(self) -> None:
+        self.slow.sleep_beside.call_one("inner").get()
+
+    @endpoint
     async def in_background(self) -> None:
         self.background = asyncio.create_task(self.later())
 
@@ -261,6 +265,22 @@ async def test_deadlines_and_cancellations_are_inherited(pair: ProcMesh) -> None
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(relay.pass_on.call_one(), 0.2)
     assert ["inner began", "inner ended"] * 2 == await slow.at_length.call_one(4)
+
+
+async def test_what_a_cancelled_handlers_thread_waits_for_is_cancelled(pair: ProcMesh) -> None:
+    """A `def` handler that is blocked in `get` is woken when its caller gives up or its time is up, and so is the one it waits for."""
+    slow = pair.slice(gpus=1).spawn("slow", Slow)
+    relay = pair.slice(gpus=0).spawn("relay", Relay, slow)
+    for times in (1, 2):
+        call = relay.wait_in_thread.options(timeout=0.3 if times == 2 else None).call_one()
+        assert ["inner began"] == (await slow.at_length.call_one(2 * times - 1))[-1:]
+        if times == 1:
+            call.cancel()
+        with pytest.raises((asyncio.CancelledError, CallTimeout)):
+            await call
+        assert ["inner began", "inner ended"] * times == await slow.at_length.call_one(2 * times)
+    with pytest.raises(AssertionError):  # its thread is free
+        await relay.outcome.call_one()
 
 
 async def test_a_background_task_does_not_inherit_the_deadline_of_the_handler_that_left_it(place: ProcMesh) -> None:

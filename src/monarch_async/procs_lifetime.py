@@ -239,6 +239,7 @@ class ProcsLifetime(Processes):
 
     async def up(self, address: ProcAddress) -> ProcAddress:
         rank = address.rank
+        await asyncio.wait([self.starting])  # an actor in it may have failed before all processes were up
         if self._driver is None and not self._ups[rank].done():
             revival = self._revivals.get(rank)
             if revival is None:

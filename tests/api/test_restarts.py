@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from monarch_async import ActorDied, ActorError, MeshFailure, ProcMesh, Restart, this_host
+from monarch_async._core.instructions import Exit, Life
+from monarch_async._runtime.restarts import Driver
 from tests.api.restarting import ENDS, Diary, Member, SyncMember, answers, back
 from tests.api.waiting import until
 
@@ -227,8 +229,22 @@ async def test_a_mesh_awaited_while_it_is_restarted() -> None:
     assert 1 == (await member.life.call_one())[1]
 
 
-async def test_bounds_do_not_shrink_with_restarts(place: ProcMesh) -> None:
-    """Nor grow: after many lives as many messages may be under way as before."""
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Why each life has ended, as the owner's policy is told."""
+    told: list[str] = []
+    exited = Driver.exited
+
+    def note(driver: Driver, life: Life, reason: Exit, failure: MeshFailure) -> None:
+        told.append(f"{life} {reason.value}: {failure.reason}")
+        exited(driver, life, reason, failure)
+
+    monkeypatch.setattr(Driver, "exited", note)
+    return told
+
+
+async def test_bounds_do_not_shrink_with_restarts(place: ProcMesh, ends: list[str]) -> None:
+    """Nor grow: after many lives as many messages may be under way as before. And nothing ends but what was told to."""
     member = place.options(mailbox_messages=4).spawn("member", Member, restart=Restart(max_restarts=10_000))
     for _ in range(200):
         member.end.broadcast("raise")
@@ -236,4 +252,4 @@ async def test_bounds_do_not_shrink_with_restarts(place: ProcMesh) -> None:
         await member.add.call_one()
     endpoint: Any = member.add
     await until(lambda: not endpoint.lanes[0].messages)
-    assert 200 == (await member.life.call_one())[1]
+    assert (200, []) == ((await member.life.call_one())[1], [text for text in ends if "blew up" not in text])

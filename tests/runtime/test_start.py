@@ -85,7 +85,14 @@ def stick() -> None:
 
 async def wait_no_procs() -> None:
     """Until none of the processes named `doomed` lives."""
-    await wait_gone([process.pid for process in psutil.Process().children(recursive=True) if process.name().startswith("doomed")])
+    await wait_gone([process.pid for process in psutil.Process().children(recursive=True) if _name(process).startswith("doomed")])
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:  # it has ended since it was listed
+        return ""
 
 
 class Failures(list[MeshFailure]):

@@ -1,6 +1,6 @@
 """How soon it is known what is wrong with a process, and what it costs to look.
 
-    python -m perf.health [--rounds N] [--idle SECONDS]
+    python perf/health.py [--rounds N] [--idle SECONDS]
 
 Each figure is the time until `ProcMesh.health`, asked every few milliseconds, tells the state; for a stuck process with a stack whose last
 line of the user's code is the right one. The worst of the rounds counts. Rounds begin at different times between two looks of the watchdog.
@@ -17,7 +17,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from monarch_async import Actor, Health, ProcMesh, ProcState, endpoint, shutdown, this_host
 from perf.systems.idle import Idle
@@ -173,7 +176,7 @@ async def measure(rounds: int, seconds: float) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m perf.health", description="How soon it is known what is wrong with a process.")
+    parser = argparse.ArgumentParser(description="How soon it is known what is wrong with a process.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--idle", type=float, default=10.0, metavar="SECONDS", help="how long idle processes are watched")
     given = parser.parse_args(arguments)

@@ -10,7 +10,7 @@ import itertools
 import os
 from typing import NamedTuple
 
-__all__ = ["ActorKey", "ProcAddress", "new_actor_key", "new_uid", "slot", "successor"]
+__all__ = ["ActorKey", "ProcAddress", "new_actor_key", "new_uid", "row_of", "slot", "successor", "uid_at"]
 
 ActorKey = int
 """64 bits: which actor of a process. All ranks of an actor mesh share one key, since a process holds at most one of them."""
@@ -21,10 +21,21 @@ def new_uid() -> str:
     return os.urandom(6).hex()
 
 
+def row_of(uid: str) -> tuple[str, int]:
+    """Processes that take each other's place are a row, named after the first: which row, and the place in it, from 0."""
+    first, _, place = uid.partition(".")
+    return first, int(place or 0)
+
+
+def uid_at(first: str, place: int) -> str:
+    """``"0123456789ab"``, ``"0123456789ab.1"``, ``"0123456789ab.2"``…"""
+    return f"{first}.{place}" if place else first
+
+
 def successor(uid: str) -> str:
-    """The uid of the process that comes after one that has ended: ``"0123456789ab"``, ``"0123456789ab.1"``, ``"0123456789ab.2"``…"""
-    first, _, count = uid.partition(".")
-    return f"{first}.{int(count or 0) + 1}"
+    """The uid of the process that comes after one that has ended."""
+    first, place = row_of(uid)
+    return uid_at(first, place + 1)
 
 
 class _Keys:
@@ -66,4 +77,4 @@ class ProcAddress(NamedTuple):
 
 def slot(address: ProcAddress) -> str:
     """What a process and its successors have in common: the uid of the first."""
-    return address.uid.partition(".")[0]
+    return row_of(address.uid)[0]

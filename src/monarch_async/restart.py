@@ -12,8 +12,7 @@ Rules:
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import Literal, NoReturn, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from monarch_async.errors import UsageError
 
@@ -26,40 +25,23 @@ LONGEST_BACKOFF = 30.0
 """Seconds."""
 
 
-class _Settings:
-    """A frozen record of what its class annotates. A dataclass is the same, and takes several times as long to import."""
-
-    __slots__ = ()
-
-    def _set(self, **settings: object) -> None:
-        for name, value in settings.items():
-            object.__setattr__(self, name, value)
-
-    def _settings(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in type(self).__annotations__}
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__}.{name} can't be changed: make another {type(self).__name__}")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__}.{name} can't be deleted")
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return self._settings() == other._settings()
-
-    def __hash__(self) -> int:
-        return hash((type(self), *self._settings().values()))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._settings().items())})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return partial(type(self), **self._settings()), ()
+class _Backoff(NamedTuple):
+    initial: float
+    factor: float
+    maximum: float
+    jitter: float
 
 
-class Backoff(_Settings):
+class _Restart(NamedTuple):
+    mode: Mode
+    strategy: Strategy
+    max_restarts: int
+    within: float
+    backoff: Backoff | None
+    checkpoint_every: float | None
+
+
+class Backoff(_Backoff):
     """How long to wait before starting again what fails again and again: exponential, with jitter.
 
     The first delay is `initial` seconds, each further one `factor` times as long, up to `maximum` seconds; each is then made longer or
@@ -68,14 +50,9 @@ class Backoff(_Settings):
     Raises `TypeError` for what is no number and `UsageError` for one that can't be.
     """
 
-    __slots__ = ("factor", "initial", "jitter", "maximum")
+    __slots__ = ()
 
-    initial: float
-    factor: float
-    maximum: float
-    jitter: float
-
-    def __init__(self, initial: float, *, factor: float = 2.0, maximum: float = LONGEST_BACKOFF, jitter: float = 0.1) -> None:
+    def __new__(cls, initial: float, *, factor: float = 2.0, maximum: float = LONGEST_BACKOFF, jitter: float = 0.1) -> Self:
         initial = _positive("initial", initial)
         factor = _number("factor", factor)
         maximum = _positive("maximum", maximum)
@@ -88,7 +65,10 @@ class Backoff(_Settings):
             raise UsageError(f"maximum ({maximum:g} s) is shorter than initial ({initial:g} s): give a longer maximum or a shorter initial")
         if not 0 <= jitter <= 1:
             raise UsageError(f"jitter is a part of the delay, from 0 (none) to 1 (all of it), not {jitter:g}")
-        self._set(initial=initial, factor=factor, maximum=maximum, jitter=jitter)
+        return super().__new__(cls, initial, factor, maximum, jitter)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        return (), self._asdict()
 
     def delay(self, failures: int, random: float) -> float:
         """Seconds to wait after the last of so many failures in a row (1 or more); `random` is from 0 up to 1."""
@@ -99,7 +79,7 @@ class Backoff(_Settings):
         return base * (1 + self.jitter * (2 * random - 1))
 
 
-class Restart(_Settings):
+class Restart(_Restart):
     """What is done about the members of a mesh that end by themselves.
 
     Attributes:
@@ -119,17 +99,10 @@ class Restart(_Settings):
     Raises `TypeError` for a value of the wrong type and `UsageError` for one that can't be.
     """
 
-    __slots__ = ("backoff", "checkpoint_every", "max_restarts", "mode", "strategy", "within")
+    __slots__ = ()
 
-    mode: Mode
-    strategy: Strategy
-    max_restarts: int
-    within: float
-    backoff: Backoff | None
-    checkpoint_every: float | None
-
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         mode: Mode = "permanent",
         strategy: Strategy = "one_for_one",
@@ -137,7 +110,7 @@ class Restart(_Settings):
         within: float = 5.0,
         backoff: float | Backoff | None = None,
         checkpoint_every: float | None = None,
-    ) -> None:
+    ) -> Self:
         _check_known("mode", mode, get_args(Mode))
         _check_known("strategy", strategy, get_args(Strategy))
         if isinstance(max_restarts, bool) or not isinstance(max_restarts, int):
@@ -149,14 +122,10 @@ class Restart(_Settings):
             backoff = Backoff(initial, maximum=max(initial, LONGEST_BACKOFF))
         if checkpoint_every is not None:
             checkpoint_every = _positive("checkpoint_every", checkpoint_every, "; leave it out to take none by time")
-        self._set(
-            mode=mode,
-            strategy=strategy,
-            max_restarts=max_restarts,
-            within=_positive("within", within),
-            backoff=backoff,
-            checkpoint_every=checkpoint_every,
-        )
+        return super().__new__(cls, mode, strategy, max_restarts, _positive("within", within), backoff, checkpoint_every)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        return (), self._asdict()
 
 
 def check_restart(restart: object, size: int) -> Restart:

@@ -67,13 +67,6 @@ class Watcher(Actor):
         return await watch(worker)
 
 
-@pytest.fixture
-def failures(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
-    told: list[MeshFailure] = []
-    monkeypatch.setattr("monarch_async.unhandled_fault_hook", told.append)
-    return told
-
-
 async def test_an_exit_is_told_to_all_who_watch(failures: list[MeshFailure]) -> None:
     """By the owner's process and from another one, with rank and exit code; whoever watches afterwards is told at once."""
     async with this_host().spawn_procs({"gpus": 2}) as procs, this_host().spawn_procs() as other:

@@ -91,11 +91,11 @@ def test_repr_can_be_read_back() -> None:
 def test_policies_are_frozen() -> None:
     """A policy that is in force somewhere can't be changed under it, nor given a setting of another name."""
     restart: Any = Restart()
-    with pytest.raises(AttributeError, match=r"Restart\.within can't be changed: make another Restart"):
+    with pytest.raises(AttributeError, match="can't set attribute"):
         restart.within = 3
-    with pytest.raises(AttributeError, match=r"Restart\.intensity can't be changed"):
+    with pytest.raises(AttributeError, match="no attribute 'intensity'"):
         restart.intensity = 3
-    with pytest.raises(AttributeError, match=r"Restart\.within can't be deleted"):
+    with pytest.raises(AttributeError, match="can't delete attribute"):
         del restart.within
     assert Restart() == restart
 

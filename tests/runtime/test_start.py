@@ -60,7 +60,7 @@ class Early(Actor):
 
 def hear_of_spawns() -> None:
     """A bootstrap that installs a hook."""
-    current_runtime().on_spawn.append(lambda cell: HEARD.append(str(cell.identity)))
+    current_runtime().on_life.append(lambda cell: HEARD.append(str(cell.identity)))
 
 
 def note_rank() -> None:

@@ -89,10 +89,6 @@ class Absent:
             if expected_by == owner:
                 self.ended(key, identity, evidence)
 
-    def has_ended(self, key: int) -> bool:
-        """Whether it is known that an actor is gone, and why."""
-        return key in self._ended
-
     async def wait(self, key: int) -> None:
         """Until an actor is here, or it is known why it never will be; at most for the grace, unless it is expected.
 

@@ -62,7 +62,7 @@ class Residence(Protocol):
     busy: set[Any]
     indebted: set[Debt]
     ticking: bool
-    on_spawn: list[Callable[[Any], None]]  # told of each life of an actor before it begins; may change its handlers
+    on_life: list[Callable[[Any], None]]  # told of each life of an actor before it begins; may change its handlers
 
     @property
     def local(self) -> Origin:
@@ -75,9 +75,6 @@ class Residence(Protocol):
 
     def left(self, cell: Any, reason: str) -> None:
         """An actor that may come back has ended of its own accord: tell its owner."""
-
-    def lives_again(self, cell: Any) -> None:
-        """Another life of the actor begins."""
 
     def forget(self, cell: Any) -> None:
         """The actor is gone."""

@@ -193,9 +193,8 @@ class Life:
         self.context = contextvars.copy_context()
         self.evidence = self._ending = None
         self.state = CellState.STARTING
-        for heard in self.runtime.on_spawn:
+        for heard in self.runtime.on_life:
             heard(self)
-        self.runtime.lives_again(self)
         self.start()
 
     def start(self) -> None:

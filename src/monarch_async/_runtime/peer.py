@@ -12,7 +12,7 @@ from monarch_async._core.framing import GATE, MARK, pack_message
 from monarch_async._runtime.context import Message, Waiter
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.link import Link
-from monarch_async.ids import ProcAddress
+from monarch_async.ids import ProcAddress, row_of, uid_at
 
 __all__ = ["Network", "Peer", "end_predecessors"]
 
@@ -216,18 +216,14 @@ def end_predecessors(peers: MutableMapping[str, Peer], newest: dict[str, int], u
     `newest` is the last one known of each row, by the uid of the first. Only the last few are remembered: who asks for one from before is
     told here of the newest.
     """
-    first, _, count = uid.partition(".")
-    if not count and first not in newest:
+    first, place = row_of(uid)
+    if not place and first not in newest:
         return
-    place, known = int(count or 0), newest.get(first, 0)
+    known = newest.get(first, 0)
     last = newest[first] = max(place, known)
     for before in sorted({place, *range(max(0, known - REMEMBERED), last)} - {last}):
-        peer = peers.get(_uid(first, before))
+        peer = peers.get(uid_at(first, before))
         if peer is not None:
-            peer.gone(Evidence("has ended, and another process has taken its place", next=_uid(first, last)))
+            peer.gone(Evidence("has ended, and another process has taken its place", next=uid_at(first, last)))
     for forgotten in range(max(0, known - 2 * REMEMBERED), last - REMEMBERED):
-        peers.pop(_uid(first, forgotten), None)
-
-
-def _uid(first: str, place: int) -> str:
-    return f"{first}.{place}" if place else first
+        peers.pop(uid_at(first, forgotten), None)

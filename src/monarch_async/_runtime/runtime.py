@@ -97,9 +97,9 @@ class Runtime:
         self.failed: Callable[[Cell, BaseException, str], None] = lambda cell, error, endpoint: None  # an actor here can't go on
         self.left: Callable[[Cell, str], None] = lambda cell, reason: None  # one that may come back has stopped itself
         self.others_wait: Callable[[Origin, Sequence[Step]], Coroutine[Any, Any, bool]]  # see `Observer`; set by the service
-        self.on_spawn: list[Callable[[Any], None]] = []  # told of each life of an actor before it begins; may change its handlers
+        self.on_life: list[Callable[[Any], None]] = []  # told of each life of an actor before it begins; may change its handlers
         self.wrap_connection: Callable[[Link, Stream, bool], Middle] | None = None  # puts something on the way of new ones; True: sealed
-        self.on_cell_added: list[Callable[[Cell], None]] = []
+        self.on_cell_added: list[Callable[[Cell], None]] = []  # told of each actor, before its first life here
         self.on_peer_gone: list[Callable[[Peer], None]] = []
         self.on_link_ended: list[Callable[[Peer, Evidence], None]] = []
         self.on_session_over: list[Callable[[Peer, Link], None]] = []  # the same, for those who keep the links' books; called before
@@ -114,7 +114,7 @@ class Runtime:
         self.absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
         self.tree = Tree(self)
         self._lives = Lives(self)
-        self.lives_again = self._lives.tell
+        self.on_life.append(self._lives.tell)
         self.branch = Branch(self)
 
     # Links and peers.
@@ -279,7 +279,8 @@ class Runtime:
             told(cell)
         if (lane := self._left_lanes.pop(cell.key, None)) is not None:
             self.local_lanes[cell.key] = lane
-        self.lives_again(cell)
+        for heard in self.on_life:
+            heard(cell)
         cell.start()
         for message in self.absent.arrived(cell.key):
             cell.post(message)
@@ -296,7 +297,7 @@ class Runtime:
 
     def never_spawned(self, key: int, identity: Identity, evidence: Evidence) -> None:
         """An actor was stopped before its spawn came; unless it is known how it ended."""
-        if not self.absent.has_ended(key):
+        if self.absent.why_ended(key) is None:
             self.absent.ended(key, identity, evidence)
 
     def dead_letter(self, actor: object, endpoint: str, evidence: Evidence) -> None:

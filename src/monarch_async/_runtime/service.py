@@ -173,8 +173,6 @@ class Service:
         cell.owner = (cell.place.spawner, owner)
         cell.returns, cell.saved, cell.save_every = returns, saved, save_every
         cell.on_constructed = told
-        for heard in runtime.on_spawn:
-            heard(cell)
         runtime.add_cell(cell)
         return LATER
 

@@ -1,6 +1,6 @@
 """The part of fault injection that runs in the processes where faults happen: it counts messages, and does what a plan says.
 
-`Installation` is what a process is given as its ``bootstrap``. It installs an `Inside` at the seams of the runtime: `on_spawn`, where it
+`Installation` is what a process is given as its ``bootstrap``. It installs an `Inside` at the seams of the runtime: `on_life`, where it
 puts itself before the handlers and the constructor of every actor, `wrap_connection` for links, and a service by which the client
 tells what shall happen at its time.
 
@@ -75,7 +75,7 @@ class Inside:
         self._loaded: asyncio.Future[None] | None = runtime.loop.create_future()  # None: it is up to date
         self._filled: list[mmap.mmap] = []  # what fills the memory
         self._links = Links(runtime, lambda index: self._tell("done", index, ""))
-        runtime.on_spawn.append(self._spawned)
+        runtime.on_life.append(self._spawned)
         runtime.wrap_connection = self._links.wrap
         runtime.service = {**runtime.service, service: self._hear}
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from monarch_async.procs import ProcMesh, this_proc
     from monarch_async.restart import Backoff, Restart
     from monarch_async.shape import Extent, Point, Shape
+    from monarch_async.shared import shared_buffer, shared_empty
     from monarch_async.supervise import MeshFailure, unhandled_fault_hook
     from monarch_async.supervisors import Supervisor
     from monarch_async.value_mesh import ValueMesh
@@ -103,6 +104,8 @@ __all__ = [
     "get_or_spawn_controller",
     "run_worker_loop_forever",
     "send",
+    "shared_buffer",
+    "shared_empty",
     "shutdown",
     "shutdown_context",
     "this_host",
@@ -144,6 +147,7 @@ _HOMES = {
     "procs": ("ProcMesh", "this_proc"),
     "restart": ("Backoff", "Restart"),
     "shape": ("Extent", "Point", "Shape"),
+    "shared": ("shared_buffer", "shared_empty"),
     "supervise": ("MeshFailure", "unhandled_fault_hook"),
     "supervisors": ("Supervisor",),
     "value_mesh": ("ValueMesh",),

@@ -19,6 +19,9 @@ class _Settings(NamedTuple):
     """The same in bytes of arguments. One message larger than this passes when nothing else is under way."""
     link_bytes: int = 1024 * MiB
     """Bytes that may wait to leave for one process before a further large message raises `ChannelFull`."""
+    segment_bytes: int = 16 * 1024 * MiB
+    """Shared memory that one process may have for what it sends to others of its host; in any case no more than half of the machine's. What
+    finds no room takes the socket."""
     max_frame: int = 8 * 1024 * MiB
     """The largest message, arguments and buffers together."""
     handshake_bytes: int = 4096

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from monarch_async._core.codec import copy_value, dumps
+from monarch_async._core.codec import Buffers, copy_value, dumps
 from monarch_async._runtime.context import Message, State, Waiter, current_message
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.local import LocalLane
@@ -36,7 +36,7 @@ __all__ = ["Collector", "MeshEndpoint"]
 _get_ident = threading.get_ident
 _LONGEST_CHAIN = 64
 _AHEAD = 1000
-_NOTHING: tuple[bytes, list[memoryview]] = (b"", [])
+_NOTHING = (b"", Buffers())
 _NONE: frozenset[int] = frozenset()
 
 
@@ -123,12 +123,12 @@ class MeshEndpoint(Endpoint[..., Any]):
         else:
             body, buffers = dumps((args, kwargs)) if args or kwargs else _NOTHING
             if self._retry:
-                buffers = _copies(buffers)
+                buffers = _kept(runtime, body, buffers)
                 waiter = self._retrying(future, lane, request, rank, ((), {}), (body, buffers), extras)
             if _get_ident() == runtime.thread:
                 lane.call(self._name, request, rank, body, buffers, extras, waiter)
             else:
-                buffers = _copies(buffers)
+                buffers = _kept(runtime, body, buffers)
                 self._hand_over(runtime, [(future, request)], lane.call, self._name, request, rank, body, buffers, extras, waiter)
         if extras is not None and "d" in extras:
             self._limit(future, extras["d"])
@@ -170,13 +170,13 @@ class MeshEndpoint(Endpoint[..., Any]):
             for lane in target.lanes:
                 lane.check(len(body))
             args, kwargs = self._own(args, kwargs)
-            self._hand_over(runtime, [], self._cast, args, kwargs, sent, (body, _copies(buffers)))
+            self._hand_over(runtime, [], self._cast, args, kwargs, sent, (body, _kept(runtime, body, buffers)))
             return sent
         sent = Sent(target.lanes)
         self._cast(args, kwargs, sent, None)
         return sent
 
-    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], sent: Sent, pickled: tuple[bytes, list[memoryview]] | None) -> None:
+    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], sent: Sent, pickled: tuple[bytes, Buffers] | None) -> None:
         lanes = self._target.lanes
         if pickled is None and (args or kwargs) and any(isinstance(lane, Lane) for lane in lanes):
             pickled = dumps((args, kwargs))
@@ -201,7 +201,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         groups: Sequence[tuple[Peer, Sequence[int]]],
         requests: Sequence[int] | None,
         waiters: Sequence[Any] | None,
-        pickled: tuple[bytes, list[memoryview]],
+        pickled: tuple[bytes, Buffers],
         extras: dict[str, Any] | None,
     ) -> set[int]:
         """Send once to each host what is for several members there; returns the positions of the members that are served by that."""
@@ -258,7 +258,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         handler = current_message.get()
         extras = None if handler is None and self._timeout is None else self._extras(handler, requests[0])
         if self._retry:
-            pickled = pickled[0], _copies(pickled[1])
+            pickled = pickled[0], _kept(runtime, *pickled)
             args, kwargs = self._own(args, kwargs)
             waiters = [
                 self._retrying(waiter, lane, request, rank, (args, kwargs), pickled, extras)
@@ -268,7 +268,7 @@ class MeshEndpoint(Endpoint[..., Any]):
             self._send_all(args, kwargs, pickled, requests, waiters, extras)
         else:
             args, kwargs = self._own(args, kwargs)
-            pickled = pickled[0], _copies(pickled[1])
+            pickled = pickled[0], _kept(runtime, *pickled)
             self._hand_over(runtime, told, self._send_all, args, kwargs, pickled, requests, waiters, extras)
         return extras
 
@@ -279,7 +279,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         request: int,
         rank: Any,
         args: tuple[tuple[Any, ...], dict[str, Any]],
-        pickled: tuple[bytes, list[memoryview]],
+        pickled: tuple[bytes, Buffers],
         extras: dict[str, Any] | None,
     ) -> Retrying:
         """Who waits for one request of an endpoint that may be sent again; the arguments have to stay as they are."""
@@ -303,7 +303,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        pickled: tuple[bytes, list[memoryview]],
+        pickled: tuple[bytes, Buffers],
         requests: list[int],
         waiters: list[Any],
         extras: dict[str, Any] | None,
@@ -378,6 +378,8 @@ def _handed_over(
             waiter.fail(request, error)
 
 
-def _copies(buffers: list[memoryview]) -> list[memoryview]:
-    """Of memory that its owner may change before it is sent."""
-    return [memoryview(bytes(view)) for view in buffers]
+def _kept(runtime: Runtime, body: bytes, buffers: Buffers) -> Buffers:
+    """Of memory that its owner may change before it is sent: a copy, from which it can be lent if there is room for that."""
+    if not buffers or runtime.lending.place(body, buffers):
+        return buffers
+    return Buffers(memoryview(bytes(view)) for view in buffers)

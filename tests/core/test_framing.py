@@ -21,6 +21,7 @@ from monarch_async._core.framing import (
     FAIL,
     GATE,
     INTRODUCE,
+    LENT,
     LIFE,
     LOST,
     MARK,
@@ -30,6 +31,8 @@ from monarch_async._core.framing import (
     RELAYED,
     REPLIES,
     REPLY,
+    RETIRED,
+    RETURNED,
     SIGNATURES,
     SKIPPED,
     STARTED,
@@ -70,6 +73,10 @@ GOOD: list[list[Any]] = [
     [LOST, "uid", {"text": "gone"}, True],
     [SKIPPED, 1, 0, ""],
     [LIFE, 7, 1],
+    [LENT, [CALL, 7, "put", 8, 0, b"body", None], [[1, 2, 4096, 8192]], [[0, 0, 8192], [0, 64, 1]], False],
+    [LENT, [REPLY, 8, b""], [[1, 2, 0, 4096], [2, 3, 0, 4096]], [[1, 0, 5], [0, 0, 9]], True],
+    [RETURNED, [1, 2]],
+    [RETIRED, [2]],
 ]
 
 BAD: list[Any] = [
@@ -107,6 +114,18 @@ BAD: list[Any] = [
     [LOST, "uid", {}, 1],
     [SKIPPED, 1],
     [LIFE, 7],
+    [LENT, [REPLY, 8, b"x"], [], []],
+    [LENT, [STARTED, 1], [], [], False],
+    [LENT, [LENT, [REPLY, 8, b"x"], [], [], False], [], [], False],
+    [LENT, [REPLY, 8, 9], [], [], False],
+    [LENT, [REPLY, 8, b"x"], [[1, 2, 0]], [], False],
+    [LENT, [REPLY, 8, b"x"], [[1, 2, -1, 4096]], [], False],
+    [LENT, [REPLY, 8, b"x"], [[1, 2, 0, 4096]], [[0, 4095, 2]], False],
+    [LENT, [REPLY, 8, b"x"], [[1, 2, 0, 4096]], [[1, 0, 1]], False],
+    [LENT, [REPLY, 8, b"x"], [[1, 2, 0, 4096]], [[0, 0, 1]], True],
+    [LENT, [REPLY, 8, b""], [[1, 2, 0, 4096]], [], True],
+    [RETURNED, 1],
+    [RETIRED, b"x"],
 ]
 
 

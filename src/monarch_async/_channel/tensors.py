@@ -25,14 +25,17 @@ import ctypes
 import pickle
 import sys
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_async._core import codec
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor as Tensor
+    from torch import dtype as dtype
 
-__all__ = ["ensure_reducers"]
+__all__ = ["ensure_reducers", "tensor_over"]
 
 _ALIGNMENT = 16  # bytes: the largest element, complex128, and what blocks and arriving buffers are aligned to
 _installed = False
@@ -58,6 +61,20 @@ def ensure_reducers() -> bool:
             codec.register_reducer(kind, reducer)
         _installed = True
     return True
+
+
+def tensor_over(buffer: Callable[[int], memoryview], shape: Sequence[Any], dtype: torch.dtype | None) -> torch.Tensor:
+    """A tensor in memory that `buffer` gives for a number of bytes.
+
+    Raises what that does, and `TypeError` and `ValueError` as torch does.
+    """
+    import torch
+
+    meta = torch.empty(shape, dtype=dtype, device="meta")  # checks the shape
+    size = meta.numel() * meta.element_size()
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(buffer(size), dtype=torch.uint8).view(meta.dtype).view(meta.shape)
 
 
 class _Block:

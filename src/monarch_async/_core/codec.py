@@ -35,6 +35,7 @@ from monarch_async.errors import DecodeError
 __all__ = [
     "OUT_OF_BAND",
     "Buffer",
+    "Buffers",
     "Scope",
     "copy_value",
     "dumps",
@@ -70,6 +71,16 @@ _awaited = ""  # no module has this name
 _install: Callable[[], bool] = bool
 
 
+class Buffers(list[memoryview]):
+    """The out-of-band buffers of one message. `placed` is for whoever sends it: where it has a copy of them already."""
+
+    __slots__ = ("placed",)
+
+    def __init__(self, views: Iterable[memoryview] = ()) -> None:
+        super().__init__(views)
+        self.placed: Any = None
+
+
 class Scope:
     """What reducers remember during one message: `notes` by owner; `again` set asks for a second pass, in which `last` is true."""
 
@@ -93,13 +104,13 @@ class _Writer:
     __slots__ = ("buffers", "chunks", "pickler", "scope")
 
     def __init__(self, pickler: Any, limit: int) -> None:
-        self.buffers: list[memoryview] = []
+        self.buffers = Buffers()
         self.chunks: list[bytes] = []
         self.scope: Scope | None = None
         output = types.SimpleNamespace(write=self.chunks.append)
         self.pickler = pickler(output, 5, buffer_callback=lambda buffer: _keep_large(self.buffers, limit, buffer))
 
-    def write(self, obj: Any) -> tuple[bytes, list[memoryview]]:
+    def write(self, obj: Any) -> tuple[bytes, Buffers]:
         """Pickle `obj`, twice when a reducer asks for it, and keep nothing of it."""
         try:
             self.pickler.dump(obj)
@@ -113,7 +124,7 @@ class _Writer:
         finally:
             self.pickler.clear_memo()
             self.chunks.clear()
-            self.buffers = []
+            self.buffers = Buffers()
             self.scope = None
 
 
@@ -153,7 +164,7 @@ def message_scope() -> Scope:
     return writer.scope
 
 
-def dumps(obj: Any, by_name: bool = False) -> tuple[bytes, list[memoryview]]:
+def dumps(obj: Any, by_name: bool = False) -> tuple[bytes, Buffers]:
     """Body and out-of-band buffers (contiguous, of bytes). Raises `TypeError` when `obj` can't be pickled.
 
     `by_name` is for bytes that stay in this process: what is defined in ``__main__`` may be referred to.
@@ -164,7 +175,7 @@ def dumps(obj: Any, by_name: bool = False) -> tuple[bytes, list[memoryview]]:
         if _reducers:
             body, buffers = _dump_reduced(obj)
         else:
-            buffers = []
+            buffers = Buffers()
             body = _pickle(obj, 5, buffer_callback=_partial(_keep_large, buffers, OUT_OF_BAND))
         # As a test for "contains", `in` and `find` cost two and three times as much on small bodies.
         if by_name or not body.partition(b"__main__")[1]:
@@ -238,7 +249,7 @@ def _keep_large(buffers: list[memoryview], limit: int, buffer: pickle.PickleBuff
     return False
 
 
-def _dump_reduced(obj: Any) -> tuple[bytes, list[memoryview]]:
+def _dump_reduced(obj: Any) -> tuple[bytes, Buffers]:
     """Pickle with the reducers, by the thread's own writer unless that is at work further up the stack."""
     if len(copyreg.dispatch_table) != _table_size:
         _refresh_table()
@@ -257,7 +268,7 @@ def _dump_reduced(obj: Any) -> tuple[bytes, list[memoryview]]:
     return body, buffers
 
 
-def _dump_by_value(obj: Any, limit: int) -> tuple[bytes, list[memoryview]]:
+def _dump_by_value(obj: Any, limit: int) -> tuple[bytes, Buffers]:
     writer = _Writer(_by_value_pickler(), limit)
     outer, _thread.active = _thread.active, writer
     try:

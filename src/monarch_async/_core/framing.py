@@ -48,6 +48,7 @@ __all__ = [
     "GATE",
     "INTRODUCE",
     "LARGE",
+    "LENT",
     "LIFE",
     "LOST",
     "MARK",
@@ -61,6 +62,8 @@ __all__ = [
     "RELAYED",
     "REPLIES",
     "REPLY",
+    "RETIRED",
+    "RETURNED",
     "SEAL_SIZE",
     "SIGNATURES",
     "SKIPPED",
@@ -91,6 +94,8 @@ CALL, REPLY, FAIL, PORT, CANCEL, CREDIT, STARTED, CLOSED = 0, 1, 2, 3, 4, 5, 6, 
 # Those of the tree; see `_runtime/tree.py` and `_runtime/fanout.py`.
 TREE, RELAYED, REPLIES, CREDIT_FOR, MARK, GATE, PASSED, INTRODUCE, LOST, SKIPPED = 8, 9, 10, 11, 12, 13, 14, 15, 16, 17
 LIFE = 18
+# Those of shared memory; see `_runtime/lending.py`.
+LENT, RETURNED, RETIRED = 19, 20, 21
 BODY_FIELD = {CALL: 5, REPLY: 2, PORT: 3, TREE: 4, RELAYED: 5}
 """Where the body is in a message that may be large."""
 
@@ -117,6 +122,9 @@ SIGNATURES: dict[int, tuple[tuple[type, ...], ...]] = {
     LOST: ((int, str, dict, bool),),
     SKIPPED: ((int, int, int, str),),
     LIFE: ((int, int, int),),
+    LENT: ((int, list, list, list, bool),),
+    RETURNED: ((int, list),),
+    RETIRED: ((int, list),),
 }
 """The types that the fields of a message may have, by kind. A new kind, or a new field, has to be entered here."""
 
@@ -149,6 +157,8 @@ def unpack_messages(header: bytes | memoryview) -> list[list[Any]]:
         if len(messages) == 1 and type(messages) is list:  # the usual frame of a call or an answer
             (message,) = messages
             if type(message) is list and message[0] in _kinds_by_signature.get(tuple(map(type, message)), _NONE):
+                if message[0] == LENT:
+                    _check_lent(message)
                 return messages
     except (ValueError, TypeError, LookupError, msgpack.UnpackException, RecursionError):
         pass  # what is wrong with it is found out below
@@ -162,9 +172,30 @@ def unpack_messages(header: bytes | memoryview) -> list[list[Any]]:
                 if message[0] not in _kinds_by_signature.get(tuple(found), _NONE) or type(message) is not list:
                     raise ProtocolError(f"a frame's header holds something that is no message: {_describe(message)}")
                 types, kind = found, message[0]
+            if kind == LENT:
+                _check_lent(message)
     except (TypeError, LookupError) as error:  # no sequence, or an empty one
         raise ProtocolError(f"a frame's header holds something that is no message: {error}") from error
     return messages
+
+
+def _check_lent(fields: list[Any]) -> None:
+    """`ProtocolError` unless what a LENT message brings is a message that may be large, and all figures are numbers that can be."""
+    _, message, loans, places, whole = fields
+    kinds = _kinds_by_signature.get(tuple(map(type, message)), _NONE)
+    if not kinds or message[0] not in kinds or message[0] not in BODY_FIELD:
+        raise ProtocolError(f"what is said to come with shared memory is no such message: {_describe(message)}")
+    if whole and (message[BODY_FIELD[message[0]]] or not places):
+        raise ProtocolError("a message has two bodies, or none")
+    for loan in loans:
+        if type(loan) is not list or len(loan) != 4 or any(type(figure) is not int or figure < 0 for figure in loan):
+            raise ProtocolError(f"a loan of shared memory is malformed: {loan!r}")
+    for place in places:
+        if type(place) is not list or len(place) != 3 or any(type(figure) is not int or figure < 0 for figure in place):
+            raise ProtocolError(f"a place in shared memory is malformed: {place!r}")
+        index, start, size = place
+        if index >= len(loans) or start + size > loans[index][3]:
+            raise ProtocolError(f"a place in shared memory is outside of what was lent: {place!r}")
 
 
 def bulk_layout(body: int, buffers: Sequence[int]) -> tuple[list[int], int]:

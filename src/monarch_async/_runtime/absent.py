@@ -74,6 +74,11 @@ class Absent:
             self._loop.call_later(self._grace, self._give_up, key)
         parked.append(message)
 
+    def never_spawned(self, key: int, identity: Identity, evidence: Evidence) -> None:
+        """An actor was stopped before its spawn came; unless it is known how it ended."""
+        if self.why_ended(key) is None:
+            self.ended(key, identity, evidence)
+
     def why_ended(self, key: int) -> tuple[Identity, Evidence] | None:
         """Who an actor was that is gone, and why it is, where that is known."""
         return self._ended.get(key)

@@ -11,6 +11,8 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,6 +29,7 @@ from monarch_async._runtime.control import NETWORK, STOP, ControlWriter
 from monarch_async._runtime.fanout import FanOut
 from monarch_async._runtime.health import HealthWatch
 from monarch_async._runtime.launcher import Launcher
+from monarch_async._runtime.lending import inbox_path
 from monarch_async._runtime.output import OutputReader
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
@@ -270,6 +273,8 @@ class Agent:
             pass  # a descendant holds the pipes; it is being killed
         proc.output.close()
         del self._procs[me.uid]
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(inbox_path(self.runtime.me, me.uid))
         evidence = self._bury(proc.request, evidence, returns=proc.returns)
         proc.ended.set_result(evidence)
         tell(self.runtime, proc.request.owner, "proc_exited", me, evidence)

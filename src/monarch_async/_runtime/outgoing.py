@@ -7,7 +7,8 @@ Rules:
   callback, and many share a frame.
 * A large message is written in chunks, as fast as the socket takes them. Messages sent after it wait behind it; *control* messages
   (answers, cancellations, credit) pass between its chunks.
-* Its memory is copied when it is sent, into pooled buffers that come back when the peer has acknowledged all of it.
+* Its memory is copied when it is sent, into pooled buffers that come back when the peer has acknowledged all of it; or, to a process of the
+  same host, into shared memory (`lending`), and only a small message travels.
 * Nothing is written to a connection that is full, be it new, resent or an acknowledgement: what the transport holds is bounded by its
   high-water mark and one chunk. The rest waits here, counted in `backlog`; to bound that is the senders' part (`lane`).
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_async._channel.base import Connection
@@ -44,6 +45,9 @@ CHUNK_SIZE = 1 << 20
 MAX_SMALL = MAX_HEADER - 2 * BATCH
 _pack = PRELUDE.pack
 
+Lend = Callable[[list[Any], bytes, Sequence[memoryview]], bytes | None]
+"""Puts body and buffers of a message where the peer can see them; returns the message that says so, or `None` if that can't be."""
+
 
 class _Transfer:
     """A large message on its way out."""
@@ -64,6 +68,7 @@ class Outgoing:
     def __init__(self, loop: asyncio.AbstractEventLoop, inbound: Inbound, *, max_frame: int, link_bytes: int, pool: BufferPool) -> None:
         self.connection: Connection | None = None
         self.ended = False
+        self.lend: Lend | None = None  # set if the peer may be lent shared memory
         self._loop = loop
         self._max_frame = max_frame
         self._link_bytes = link_bytes
@@ -143,6 +148,9 @@ class Outgoing:
             raise ChannelFull(f"{text}: await what you send, or raise it", limit=self._link_bytes, option="link_bytes")
         if len(sizes) > MAX_ITEMS:
             raise FrameTooLarge(f"a message has {len(sizes)} buffers, {MAX_ITEMS} are possible: join arrays, or send it in parts")
+        if self.lend is not None and (lent := self.lend(message, body, buffers)) is not None:
+            self.send(lent)
+            return
         header = pack_large(message, len(body), sizes)
         if len(header) > MAX_SMALL:
             raise _too_large(len(header))

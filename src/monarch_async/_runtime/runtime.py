@@ -25,7 +25,7 @@ from monarch_async._channel.pool import BufferPool
 from monarch_async._channel.stream import Stream
 from monarch_async._channel.torch_hook import install as install_tensor_reducers
 from monarch_async._core.codec import loads
-from monarch_async._core.events import Evidence, Failure, Identity
+from monarch_async._core.events import Evidence, Failure
 from monarch_async._core.framing import CALL, CANCEL, CLOSED, CREDIT, FAIL, PORT, REPLY, STARTED, pack_message
 from monarch_async._runtime.absent import Absent, DeadLetters
 from monarch_async._runtime.branch import Branch, RelayedOrigin
@@ -34,6 +34,7 @@ from monarch_async._runtime.connect import keep
 from monarch_async._runtime.context import Message, Origin, State, Waiter
 from monarch_async._runtime.debt import Debt
 from monarch_async._runtime.lane import Lane
+from monarch_async._runtime.lending import Lending
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.lives import Lives
 from monarch_async._runtime.local import LocalLane
@@ -116,6 +117,7 @@ class Runtime:
         self._lives = Lives(self)
         self.on_life.append(self._lives.tell)
         self.branch = Branch(self)
+        self.lending = Lending(self)
 
     # Links and peers.
 
@@ -128,10 +130,11 @@ class Runtime:
 
     def new_link(self, peer: Peer, session: str) -> Link:
         o = self.options
-        link = Link(self.loop, session, self._deliver, max_frame=o.max_frame, link_bytes=o.link_bytes, pool=self.pool)
+        link = Link(self.loop, session, self.deliver, max_frame=o.max_frame, link_bytes=o.link_bytes, pool=self.pool)
         peer.links.add(link)
         self._origins[link] = (peer, LinkOrigin(link))
         self._lives.greet(link)
+        self.lending.offer(peer, link)
         return link
 
     def moved(self, link: Link, peer: Peer) -> None:
@@ -179,7 +182,8 @@ class Runtime:
 
     # What comes in.
 
-    def _deliver(self, link: Link, messages: list[list[Any]], buffers: list[memoryview] | None) -> None:
+    def deliver(self, link: Link, messages: list[list[Any]], buffers: list[memoryview] | None) -> None:
+        """Messages that have come over a link, the buffers with the last of them."""
         cells = self.cells
         _, origin = self._origins[link]
         for fields in messages:
@@ -295,11 +299,6 @@ class Runtime:
             self._left_lanes[cell.key] = lane
         self.absent.ended(cell.key, cell.identity, cell.evidence)
 
-    def never_spawned(self, key: int, identity: Identity, evidence: Evidence) -> None:
-        """An actor was stopped before its spawn came; unless it is known how it ended."""
-        if self.absent.why_ended(key) is None:
-            self.absent.ended(key, identity, evidence)
-
     def dead_letter(self, actor: object, endpoint: str, evidence: Evidence) -> None:
         """A message that wants no answer could not be delivered."""
         self.dead_letters.add(actor, endpoint, evidence)
@@ -398,3 +397,4 @@ class Runtime:
             for link in list(peer.links):
                 peer.ended(link, self.evidence)
         await self.tasks.close()
+        self.lending.close()

@@ -223,7 +223,9 @@ class Service:
         if cell is not None:
             await cell.stop(reason)
         else:
-            self.runtime.never_spawned(key, Identity(f"actor {key:#x}", "?", message.rank), Evidence("stopped before it was spawned"))
+            self.runtime.absent.never_spawned(
+                key, Identity(f"actor {key:#x}", "?", message.rank), Evidence("stopped before it was spawned")
+            )
 
     async def give_up(self, message: Message, key: int, evidence: Evidence, who: Identity | None = None) -> None:
         """The same for one that has lived already and is not started again, here or at all."""
@@ -231,12 +233,12 @@ class Service:
         if cell is not None:
             await asyncio.shield(cell.give_up(evidence))
         else:
-            self.runtime.never_spawned(key, who or Identity(f"actor {key:#x}", "?", message.rank), evidence)
+            self.runtime.absent.never_spawned(key, who or Identity(f"actor {key:#x}", "?", message.rank), evidence)
 
     def bury(self, message: Message, buried: dict[int, tuple[Identity, Evidence]]) -> None:
         """These will never be spawned here: they have ended in a process before this one."""
         for key, (who, evidence) in buried.items():
-            self.runtime.never_spawned(key, who, evidence)
+            self.runtime.absent.never_spawned(key, who, evidence)
 
     def ping(self, message: Message) -> None:
         """Answer."""

@@ -1,0 +1,162 @@
+"""Shared memory between processes of one host: segments, which their owner fills and others map.
+
+A *segment* is a memfd: it has no name, is passed on as a descriptor, and is gone with the last process that has it open or mapped. Its
+owner maps it shared and writable. To others it goes as a read-only descriptor, of which they make two mappings: one that is private and
+writable, so that a view of it may be changed without anybody else seeing that (the kernel copies the page), and one that is
+read-only and always shows what the owner wrote.
+
+Rules:
+
+* Nobody but the owner can write to a segment, and nobody can make it shorter: no access to one ever ends in SIGBUS, for its pages exist
+  before they are used (`Segment.commit`).
+* Pages stay where they are when a range is used again. They cost as much to get for the first time as several copies of them.
+* A range of a private mapping that was written to shows the old bytes for ever, so it is renewed before the owner puts others there.
+* Descriptors are not kept by those who map: a mapping needs none.
+
+Linux only; `SUPPORTED` tells.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import sys
+
+__all__ = ["PAGE", "SUPPORTED", "Mapping", "Segment", "address_of"]
+
+SUPPORTED = sys.platform == "linux" and hasattr(os, "memfd_create")
+PAGE = mmap.PAGESIZE
+
+_READ, _WRITE = 1, 2  # PROT_*
+_SHARED, _PRIVATE, _NORESERVE = 1, 2, 0x4000  # MAP_*
+_DONTNEED, _REMOVE, _HUGEPAGE = 4, 9, 14  # MADV_*
+_ADD_SEALS = 1033  # fcntl
+_SEALS = 0x1 | 0x2 | 0x4  # no further seals, no shrinking, no growing
+_FAILED = ctypes.c_void_p(-1).value
+# Of an entry of /proc/self/pagemap, eight bytes for a page, the last one: present or swapped, and no page of the file: written to.
+_UNWRITTEN = bytes(top for top in range(256) if not top & 0xC0 or top & 0x20)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def _error(what: str) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def _map(fd: int, size: int, protection: int, flags: int) -> int:
+    address: int | None = _mmap(None, size, protection, flags, fd, 0)
+    if address is None or address == _FAILED:
+        raise _error(f"{size} bytes of shared memory can't be mapped")
+    return address
+
+
+def address_of(view: memoryview) -> int:
+    """Where the bytes of a writable, contiguous view are; 0 if it is read-only or empty."""
+    return 0 if view.readonly or not view.nbytes else ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+class Segment:
+    """Memory of this process that others can map: `size` bytes at `address`. Raises `OSError`."""
+
+    __slots__ = ("_fd", "address", "number", "size")
+
+    def __init__(self, number: int, size: int) -> None:
+        self.address, self._fd = 0, -1
+        self.number = number  # its name among the segments of this process
+        self.size = size
+        self._fd = os.memfd_create("monarch-async", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._fd, size)
+        self.address = _map(self._fd, size, _READ | _WRITE, _SHARED)
+        _madvise(self.address, size, _HUGEPAGE)  # where the system doesn't offer them for shared memory, ordinary pages do
+        os.fchmod(self._fd, 0o400)
+        fcntl.fcntl(self._fd, _ADD_SEALS, _SEALS)
+
+    def commit(self, offset: int, size: int) -> None:
+        """See to it that a range has its memory. Raises `OSError` when the system has none left."""
+        os.posix_fallocate(self._fd, offset, size)
+
+    def write_fresh(self, offset: int, data: bytes | memoryview) -> None:
+        """Copy `data` to where no memory is yet: twice as fast as to get that first. Raises `OSError` when the system has none left."""
+        rest = memoryview(data)
+        while rest:
+            written = os.pwrite(self._fd, rest, offset)
+            offset += written
+            rest = rest[written:]
+
+    def discard(self, offset: int, size: int) -> None:
+        """Give the memory of a range back to the system, whoever has it mapped."""
+        if _madvise(self.address + offset, size, _REMOVE):
+            raise _error("shared memory can't be given back")
+
+    def open_reader(self) -> int:
+        """A new read-only descriptor. Raises `OSError`."""
+        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Copy `data` into the segment."""
+        source = address_of(data) if isinstance(data, memoryview) else 0
+        size = len(data)
+        if source:
+            ctypes.memmove(self.address + offset, source, size)  # lets other threads run meanwhile
+        else:
+            memoryview((ctypes.c_ubyte * size).from_address(self.address + offset)).cast("B")[:] = data
+
+    def __del__(self) -> None:
+        if self.address:
+            _munmap(self.address, self.size)
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+class Mapping:
+    """Another process's segment, mapped here. Takes a descriptor, which it closes. Raises `OSError`."""
+
+    __slots__ = ("_original", "address", "size")
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.address = self._original = 0
+        self.size = size
+        try:
+            if os.fstat(fd).st_size < size:
+                raise OSError(errno.EINVAL, "a segment is smaller than it was announced to be")
+            self.address = _map(fd, size, _READ | _WRITE, _PRIVATE | _NORESERVE)
+            self._original = _map(fd, size, _READ, _SHARED)
+        finally:
+            os.close(fd)
+
+    def copy_original(self, offset: int, target: memoryview) -> None:
+        """Copy what the owner wrote to `target`, whatever was written to the private mapping here."""
+        ctypes.memmove(address_of(target), self._original + offset, target.nbytes)
+
+    def renew(self, offset: int, size: int) -> None:
+        """Forget what was written here to a range of whole pages. Raises `OSError`."""
+        address = self.address + offset
+        if _was_written(address, size) and _madvise(address, size, _DONTNEED):
+            raise _error("shared memory can't be renewed")
+
+    def __del__(self) -> None:
+        for address in (self.address, self._original):
+            if address:
+                _munmap(address, self.size)
+
+
+def _was_written(address: int, size: int) -> bool:
+    """Whether a page of a private mapping was written to; true where that can't be found out. To drop all costs more than to look."""
+    try:
+        fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        pages = os.pread(fd, size // PAGE * 8, address // PAGE * 8)
+    finally:
+        os.close(fd)
+    return bool(pages[7::8].translate(None, _UNWRITTEN))

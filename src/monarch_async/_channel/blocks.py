@@ -62,12 +62,18 @@ def _rounded(size: int) -> int:
     return -(-size // step) * step
 
 
+class _Returned(deque[_Range]):
+    """Blocks that were let go; while the pool is `open`, for others to take."""
+
+    open = True
+
+
 class Block:
     """`size` bytes of a segment; held by whoever uses them."""
 
     __slots__ = ("__weakref__", "_born", "_fresh", "_returned", "_spoilt", "offset", "segment", "shared", "size")
 
-    def __init__(self, segment: Segment, offset: int, size: int, fresh: bool, returned: deque[_Range]) -> None:
+    def __init__(self, segment: Segment, offset: int, size: int, fresh: bool, returned: _Returned) -> None:
         self.segment = segment
         self.offset = offset
         self.size = size
@@ -112,7 +118,8 @@ class Block:
 
     def __del__(self) -> None:
         spoilt = self._spoilt or (self.shared and self._born != _forks)
-        self._returned.append((self.segment, self.offset, -self.size if spoilt else self.size))
+        if self._returned.open:
+            self._returned.append((self.segment, self.offset, -self.size if spoilt else self.size))
 
 
 class SegmentPool:
@@ -125,7 +132,7 @@ class SegmentPool:
         self._limit = limit
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._returned: deque[_Range] = deque()  # blocks that were let go and are not in `_warm` yet
+        self._returned = _Returned()  # blocks that were let go and are not in `_warm` yet
         self._warm: dict[int, list[tuple[int, _Range]]] = {}  # by size: when it was given back, in rounds of `age`, and the range
         self._cold: dict[int, list[_Range]] = {}  # parts of slabs whose memory was given back
         self._slab: Segment | None = None  # that blocks are being cut from
@@ -177,9 +184,11 @@ class SegmentPool:
     def close(self) -> None:
         """Keep nothing any more; blocks in use stay as they are."""
         with self._lock:
+            self._slab = None
             self._collect()
             self._trim(0, before=self._round + 1)
-            self._slab = None
+            self._cold.clear()
+            self._returned.open = False
 
     def _find(self, size: int) -> tuple[Segment, int, int, bool] | str:
         warm = self._warm.get(size)

@@ -82,7 +82,8 @@ class Segment:
 
     def commit(self, offset: int, size: int) -> None:
         """See to it that a range has its memory. Raises `OSError` when the system has none left."""
-        os.posix_fallocate(self._fd, offset, size)
+        if size:
+            os.posix_fallocate(self._fd, offset, size)
 
     def write_fresh(self, offset: int, data: bytes | memoryview) -> None:
         """Copy `data` to where no memory is yet: twice as fast as to get that first. Raises `OSError` when the system has none left."""

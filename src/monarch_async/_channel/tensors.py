@@ -185,7 +185,8 @@ def _reduce_block(block: _Block) -> tuple[Any, ...]:
         if storage.device.type == "cuda":
             device = str(storage.device)
             stretch = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (block.end - start,), (1,))
-            storage, start = stretch.cpu().untyped_storage(), 0
+            staged = torch.empty(stretch.shape, dtype=torch.uint8, pin_memory=True)  # from pinned memory, which is kept and used again
+            storage, start = staged.copy_(stretch).untyped_storage(), 0
         size = block.end - block.base
         memory = (ctypes.c_ubyte * size).from_address(storage.data_ptr() + start)
         memory.storage = storage  # type: ignore[attr-defined]  # whoever holds a view of the memory holds the storage

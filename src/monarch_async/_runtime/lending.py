@@ -28,6 +28,7 @@ import itertools
 import logging
 import os
 import pickle
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -62,6 +63,7 @@ class Borrower(Protocol):
     key: bytes
     options: Options
     log: logging.Logger
+    thread: int
     peers: dict[str, Peer]
     kinds: dict[int, Handle]
     closing: bool
@@ -334,8 +336,11 @@ class Lending:
         self._over.append(lease)
         if not self._giving_back:
             self._giving_back = True
+            runtime = self._runtime
+            # From the loop's own thread without a wake-up, which costs as much as all the rest.
+            schedule = runtime.loop.call_soon if threading.get_ident() == runtime.thread else runtime.loop.call_soon_threadsafe
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-                self._runtime.loop.call_soon_threadsafe(self._give_back_all)
+                schedule(self._give_back_all)
 
     def _give_back_all(self) -> None:
         self._giving_back = False

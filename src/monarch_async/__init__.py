@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         ActorError,
         AddressError,
         AuthenticationError,
+        BufferGone,
+        BufferMismatch,
         CallTimeout,
         ChannelFull,
         DeadlockError,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
         FrameTooLarge,
         MonarchError,
         PortClosed,
+        RDMAError,
         SpawnError,
         SupervisionError,
         UsageError,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from monarch_async.options import Options
     from monarch_async.port import Channel, Port, PortReceiver
     from monarch_async.procs import ProcMesh, this_proc
+    from monarch_async.rdma import RDMAAction, RDMABuffer
     from monarch_async.restart import Backoff, Restart
     from monarch_async.shape import Extent, Point, Shape
     from monarch_async.supervise import MeshFailure, unhandled_fault_hook
@@ -61,6 +65,8 @@ __all__ = [
     "AddressError",
     "AuthenticationError",
     "Backoff",
+    "BufferGone",
+    "BufferMismatch",
     "CallTimeout",
     "Channel",
     "ChannelFull",
@@ -83,6 +89,9 @@ __all__ = [
     "PortReceiver",
     "ProcMesh",
     "ProcState",
+    "RDMAAction",
+    "RDMABuffer",
+    "RDMAError",
     "Restart",
     "Shape",
     "SpawnError",
@@ -121,6 +130,8 @@ _HOMES = {
         "ActorError",
         "AddressError",
         "AuthenticationError",
+        "BufferGone",
+        "BufferMismatch",
         "CallTimeout",
         "ChannelFull",
         "DeadlockError",
@@ -128,6 +139,7 @@ _HOMES = {
         "FrameTooLarge",
         "MonarchError",
         "PortClosed",
+        "RDMAError",
         "SpawnError",
         "SupervisionError",
         "UsageError",
@@ -142,6 +154,7 @@ _HOMES = {
     "options": ("Options",),
     "port": ("Channel", "Port", "PortReceiver"),
     "procs": ("ProcMesh", "this_proc"),
+    "rdma": ("RDMAAction", "RDMABuffer"),
     "restart": ("Backoff", "Restart"),
     "shape": ("Extent", "Point", "Shape"),
     "supervise": ("MeshFailure", "unhandled_fault_hook"),

@@ -93,13 +93,13 @@ class RDMABuffer:
         runtime = current_runtime()
         return on_loop(runtime, lambda: _halves_of(runtime)[1].backend_of(self._ref))
 
-    def read_into(self, dst: Any, offset: int = 0, size: int | None = None, timeout: float | None = None) -> Future[None]:
+    def read_into(self, dst: Any, offset: int | None = None, size: int | None = None, timeout: float | None = None) -> Future[None]:
         """Copy from the buffer into `dst`, memory of this process; done when the bytes are there.
 
         Args:
             dst: where they go, from its beginning: a tensor, an array, a memoryview or a bytearray.
-            offset: the byte of the buffer to begin with.
-            size: how many bytes. By default all that `dst` has room for behind an `offset`; without one buffer and `dst` must agree.
+            offset: the byte of the buffer to begin with, by default the first.
+            size: how many bytes, by default as many as `dst` has. With neither of the two, buffer and `dst` must be of one size.
             timeout: seconds.
 
         Raises at once `BufferMismatch` for what does not fit. Errors of the future: `BufferGone`, `CallTimeout`, `RDMAError`.
@@ -107,7 +107,7 @@ class RDMABuffer:
         """
         return _start([_job(self._ref, False, dst, offset, size)], timeout)
 
-    def write_from(self, src: Any, offset: int = 0, size: int | None = None, timeout: float | None = None) -> Future[None]:
+    def write_from(self, src: Any, offset: int | None = None, size: int | None = None, timeout: float | None = None) -> Future[None]:
         """Copy from `src`, memory of this process, into the buffer; done when the bytes are there. `src` must not change meanwhile.
 
         Arguments and errors are those of `read_into`; a buffer of read-only memory is a `BufferMismatch` too. Once cancelled no more is
@@ -157,12 +157,12 @@ class RDMAAction:
     def __init__(self) -> None:
         self._jobs: list[Job] = []
 
-    def read_into(self, buffer: RDMABuffer, dst: Any, offset: int = 0, size: int | None = None) -> Self:
+    def read_into(self, buffer: RDMABuffer, dst: Any, offset: int | None = None, size: int | None = None) -> Self:
         """Add `RDMABuffer.read_into`. Raises what that raises at once, and then nothing is added."""
         self._jobs.append(_job(buffer._ref, False, dst, offset, size))
         return self
 
-    def write_from(self, buffer: RDMABuffer, src: Any, offset: int = 0, size: int | None = None) -> Self:
+    def write_from(self, buffer: RDMABuffer, src: Any, offset: int | None = None, size: int | None = None) -> Self:
         """Add `RDMABuffer.write_from`, in the same way."""
         self._jobs.append(_job(buffer._ref, True, src, offset, size))
         return self
@@ -222,7 +222,7 @@ def _start(jobs: Sequence[Job], timeout: float | None) -> Future[None]:
     return future
 
 
-def _job(ref: Ref, write: bool, what: Any, offset: int, size: int | None) -> Job:
+def _job(ref: Ref, write: bool, what: Any, first: int | None, size: int | None) -> Job:
     """Raises `BufferMismatch` for all that is wrong as seen from here."""
     memory = memory_of(what)
     name, mine = ("write_from", "src") if write else ("read_into", "dst")
@@ -233,12 +233,13 @@ def _job(ref: Ref, write: bool, what: Any, offset: int, size: int | None) -> Job
         raise BufferMismatch(f"{what_failed}: {mine} is read-only")
     if ref.dtype and memory.dtype and ref.dtype != memory.dtype:
         raise BufferMismatch(f"{what_failed}: it is {ref.dtype}, {mine} is {memory.dtype}; view one of them as the other's dtype")
+    offset = first or 0
     if offset < 0 or offset > ref.size or (size is not None and size < 0):
         raise BufferMismatch(f"{what_failed}: offset {offset} and size {size} are no range in it")
     if size is None:
         size = memory.size
-        if not offset and size != ref.size:
-            raise BufferMismatch(f"{what_failed}: {mine} has {size} bytes; give size=… to copy a part")
+        if first is None and size != ref.size:
+            raise BufferMismatch(f"{what_failed}: {mine} has {size} bytes; give offset=… or size=… to copy a part")
     if size > memory.size:
         raise BufferMismatch(f"{what_failed}: {mine} has {memory.size} bytes, which is less than size={size}")
     if offset + size > ref.size:

@@ -43,6 +43,10 @@ class Grant(NamedTuple):
     cookie: bytes
 
 
+Part = tuple[int, int, int]
+"""Of a registered memory: its key, the offset, and how many bytes."""
+
+
 class Users:
     """How many transfers use something, and the wait until none does."""
 
@@ -183,15 +187,18 @@ class Buffers:
             grants.append(Grant(os.getpid(), registration.memory.address, ctypes.addressof(cookie), bytes(cookie)))
         return grants
 
-    def read(self, message: Message, key: int, offset: int, size: int) -> pickle.PickleBuffer:
-        """A part of the memory. It is copied, or written to a segment, when the answer is sent, which is at once."""
-        return pickle.PickleBuffer(view_of(self.find(key, end=offset + size).memory, offset, size))
+    def read(self, message: Message, parts: Sequence[Part]) -> list[pickle.PickleBuffer]:
+        """Parts of memories. They are copied when the answer is sent, which is at once."""
+        return [pickle.PickleBuffer(view) for view in self._views(parts, write=False)]
 
-    def write(self, message: Message, key: int, offset: int, data: memoryview) -> None:
-        """Overwrite a part of the memory."""
-        view = memoryview(data)
-        memory = self.find(key, write=True, end=offset + view.nbytes).memory
-        view_of(memory, offset, view.nbytes)[:] = view.cast("B")
+    def write(self, message: Message, parts: Sequence[Part], data: Sequence[Any]) -> None:
+        """Overwrite parts of memories: all, or none if any can't be."""
+        for view, new in zip(self._views(parts, write=True), data, strict=True):
+            view[:] = new
+
+    def _views(self, parts: Sequence[Part], *, write: bool) -> list[memoryview]:
+        found = [self.find(key, write=write, end=offset + size).memory for key, offset, size in parts]
+        return [view_of(memory, offset, size) for memory, (_, offset, size) in zip(found, parts, strict=True)]
 
     async def drop_for(self, message: Message, key: int) -> None:
         """Let memory go; the answer comes when nobody uses it any more."""

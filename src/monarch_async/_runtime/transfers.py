@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -250,33 +251,50 @@ class _Messages:
         return lambda: self._run(owner, jobs)
 
     async def _run(self, owner: ProcAddress, jobs: Sequence[Job]) -> None:
-        under_way: list[tuple[asyncio.Future[Any], memoryview | None]] = []
+        under_way: deque[tuple[asyncio.Future[Any], list[memoryview]]] = deque()
         try:
-            for job, start, size in _pieces(jobs):
-                if len(under_way) * PIECE >= WINDOW:
-                    await _arrive(*under_way.pop(0))
-                under_way.append(self._ask(owner, job, start, size))
+            for write in (False, True):
+                for pieces in _messages([job for job in jobs if job.write == write]):
+                    if len(under_way) * PIECE >= WINDOW:
+                        await _arrive(*under_way.popleft())
+                    under_way.append(self._ask(owner, write, pieces))
             while under_way:
-                await _arrive(*under_way.pop(0))
+                await _arrive(*under_way.popleft())
         finally:
             for future, _ in under_way:
                 future.cancel()
 
-    def _ask(self, owner: ProcAddress, job: Job, start: int, size: int) -> tuple[asyncio.Future[Any], memoryview | None]:
-        view = view_of(job.memory, start, size)
-        if job.write:
-            return ask(self._runtime, owner, "buffer_write", job.ref.key, job.offset + start, pickle.PickleBuffer(view)), None
-        return ask(self._runtime, owner, "buffer_read", job.ref.key, job.offset + start, size), view
+    def _ask(self, owner: ProcAddress, write: bool, pieces: Sequence[_Piece]) -> tuple[asyncio.Future[Any], list[memoryview]]:
+        parts = [(job.ref.key, job.offset + start, size) for job, start, size in pieces]
+        views = [view_of(job.memory, start, size) for job, start, size in pieces]
+        if write:
+            return ask(self._runtime, owner, "buffer_write", parts, [pickle.PickleBuffer(view) for view in views]), []
+        return ask(self._runtime, owner, "buffer_read", parts), views
 
 
-def _pieces(jobs: Sequence[Job]) -> Iterator[tuple[Job, int, int]]:
+_Piece = tuple[Job, int, int]
+"""Of a job: from which of its bytes on, and how many."""
+
+
+def _messages(jobs: Sequence[Job]) -> Iterator[list[_Piece]]:
+    """What goes into one message: a piece of a large copy, or several small ones."""
+    pieces: list[_Piece] = []
+    room = PIECE
     for job in jobs:
-        for start in range(0, job.size, PIECE):
-            yield job, start, min(PIECE, job.size - start)
+        start = 0
+        while start < job.size:
+            size = min(room, job.size - start)
+            pieces.append((job, start, size))
+            start, room = start + size, room - size
+            if not room or len(pieces) == MAX_PIECES:
+                yield pieces
+                pieces, room = [], PIECE
+    if pieces:
+        yield pieces
 
 
-async def _arrive(future: asyncio.Future[Any], target: memoryview | None) -> None:
-    """A piece has been written there, or has come, and is put where it belongs."""
-    data = await future
-    if target is not None:
+async def _arrive(future: asyncio.Future[Any], targets: Sequence[memoryview]) -> None:
+    """Pieces have been written there, or have come, and are put where they belong."""
+    answer = await future
+    for target, data in zip(targets, answer or (), strict=True):
         target[:] = data

@@ -24,11 +24,15 @@ import fcntl
 import mmap
 import os
 import sys
+import threading
+from collections.abc import Callable
 
 __all__ = ["PAGE", "SUPPORTED", "Mapping", "Segment", "address_of"]
 
 SUPPORTED = sys.platform == "linux" and hasattr(os, "memfd_create")
 PAGE = mmap.PAGESIZE
+TWO_FROM = 16 << 20
+"""Copies of so many bytes are shared by two threads."""
 
 _READ, _WRITE = 1, 2  # PROT_*
 _SHARED, _PRIVATE, _NORESERVE = 1, 2, 0x4000  # MAP_*
@@ -85,13 +89,25 @@ class Segment:
         if size:
             os.posix_fallocate(self._fd, offset, size)
 
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Copy `data` into the segment."""
+        size = len(data)
+        source = address_of(data) if isinstance(data, memoryview) else 0
+        if not source:
+            memoryview((ctypes.c_ubyte * size).from_address(self.address + offset)).cast("B")[:] = data
+            return
+        target = self.address + offset  # lets other threads run meanwhile
+        _in_parts(size, lambda start, end: ctypes.memmove(target + start, source + start, end - start))
+
     def write_fresh(self, offset: int, data: bytes | memoryview) -> None:
         """Copy `data` to where no memory is yet: twice as fast as to get that first. Raises `OSError` when the system has none left."""
-        rest = memoryview(data)
-        while rest:
-            written = os.pwrite(self._fd, rest, offset)
-            offset += written
-            rest = rest[written:]
+        view = memoryview(data)
+
+        def put(start: int, end: int) -> None:
+            while start < end:
+                start += os.pwrite(self._fd, view[start:end], offset + start)
+
+        _in_parts(len(view), put)
 
     def discard(self, offset: int, size: int) -> None:
         """Give the memory of a range back to the system, whoever has it mapped."""
@@ -101,15 +117,6 @@ class Segment:
     def open_reader(self) -> int:
         """A new read-only descriptor. Raises `OSError`."""
         return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
-
-    def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Copy `data` into the segment."""
-        source = address_of(data) if isinstance(data, memoryview) else 0
-        size = len(data)
-        if source:
-            ctypes.memmove(self.address + offset, source, size)  # lets other threads run meanwhile
-        else:
-            memoryview((ctypes.c_ubyte * size).from_address(self.address + offset)).cast("B")[:] = data
 
     def __del__(self) -> None:
         if self.address:
@@ -148,6 +155,33 @@ class Mapping:
         for address in (self.address, self._original):
             if address:
                 _munmap(address, self.size)
+
+
+def _in_parts(size: int, copy: Callable[[int, int], object]) -> None:
+    """Call `copy(start, end)` for all of `size` bytes: for much of it in two threads, since one can't have all that the memory gives.
+
+    Raises what the copies raise, once both have ended.
+    """
+    if size < TWO_FROM or (os.cpu_count() or 1) < 2:
+        copy(0, size)
+        return
+    middle = size // 2 // PAGE * PAGE
+    failed: list[OSError] = []
+
+    def second() -> None:
+        try:
+            copy(middle, size)
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=second, name="monarch_async copy")
+    thread.start()
+    try:
+        copy(0, middle)
+    finally:
+        thread.join()
+    if failed:
+        raise failed[0]
 
 
 def _was_written(address: int, size: int) -> bool:

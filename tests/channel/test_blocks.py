@@ -180,7 +180,7 @@ def test_what_is_not_used_goes_back_to_the_system() -> None:
     assert 1 << 20 == memory_of(other)
     again = taken(pool, 1 << 20)
     assert again.segment is slab
-    assert b"other" == other.view()[:5]
+    assert b"other" == bytes(other.view()[:5])
     del again, slab
     pool.close()
 

@@ -36,7 +36,7 @@ def shared_buffer(size: int) -> memoryview:
         raise ValueError(f"shared memory has at least one byte, got size={size}")
     if not SUPPORTED:
         return allocate(size)
-    block = current_runtime().lending.pool.take(size, shared=True)
+    block = current_runtime().lending.share(size)
     if isinstance(block, str):
         raise MemoryError(f"no shared memory of {size} bytes: {block}")
     return block.view()[:size]

@@ -37,6 +37,7 @@ from monarch_async._core.framing import (
     SKIPPED,
     STARTED,
     TREE,
+    UNSEEN,
     Seal,
     bulk_layout,
     join_messages,
@@ -77,6 +78,7 @@ GOOD: list[list[Any]] = [
     [LENT, [REPLY, 8, b""], [[1, 2, 0, 4096], [2, 3, 0, 4096]], [[1, 0, 5], [0, 0, 9]], True],
     [RETURNED, [1, 2]],
     [RETIRED, [2]],
+    [UNSEEN, [2]],
 ]
 
 BAD: list[Any] = [
@@ -126,6 +128,7 @@ BAD: list[Any] = [
     [LENT, [REPLY, 8, b""], [[1, 2, 0, 4096]], [], True],
     [RETURNED, 1],
     [RETIRED, b"x"],
+    [UNSEEN, b"x"],
 ]
 
 

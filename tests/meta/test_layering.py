@@ -35,16 +35,16 @@ LAYERS: dict[str, list[str]] = {
     "L0": words("errors ids points shape clock options health restart instrument"),
     "L1": inside(
         "_core",
-        """events lines binding stories codec faults framing handshake session reader order intensity instructions supervision_states
+        """events lines binding stories views codec faults framing handshake session reader order intensity instructions supervision_states
         supervision""",
     ),
     "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma blocks descriptors"),
     "L3": inside(
         "_runtime",
         """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane
-        peer tree lending local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor
-        restarts retrying connect branch lives runtime current control service copying buffers leases transfers broker fanout
-        health agent bootstrap attach worker client watchdog proc""",
+        peer tree leases lending local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor
+        restarts retrying connect branch lives runtime current control service copying buffers direct transfers broker fanout health
+        agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
         """supervise ambient shared value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members

@@ -10,14 +10,18 @@ Rules:
 * The block given back last is taken first: its pages are warm. What has not been used for two rounds of `age` goes back to the system.
 * The pool never has more than `limit` bytes of memory. `take` says why it gives none; to do without is the caller's part.
 * Blocks may be taken and let go in any thread, also while garbage is collected: letting go is one append.
-* A block that a forked child may still see (`shared`, and a fork while it lived) is not used again.
+* A block that a forked child may still see (`shared`, and a fork while it lived) is not used again. In the child the pool, which is its
+  parent's, gives nothing.
+* Segments hold no more than a quarter of the descriptors that this process may have.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import itertools
 import os
+import resource
 import threading
 import weakref
 from bisect import bisect_right, insort
@@ -37,6 +41,7 @@ _Range = tuple[Segment, int, int]
 """Segment, offset, size; of one that must not be used again the size is negative."""
 
 _forks = 0
+_depth = 0  # forks between the first process and this one
 
 
 def forks() -> int:
@@ -49,12 +54,22 @@ def _count_fork() -> None:
     _forks += 1
 
 
-os.register_at_fork(before=_count_fork)
+def _count_depth() -> None:
+    global _depth
+    _depth += 1
+
+
+os.register_at_fork(before=_count_fork, after_in_child=_count_depth)
 
 
 def physical_memory() -> int:
     """Bytes of memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * PAGE
+
+
+def _most_segments() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (1 << 20 if limit == resource.RLIM_INFINITY else limit) // 4
 
 
 def _rounded(size: int) -> int:
@@ -113,7 +128,8 @@ class Block:
             self.segment.write_fresh(self.offset + offset, data)
             end = offset + len(data)
         end -= end % PAGE
-        self.segment.commit(self.offset + end, self.size - end)
+        if end < self.size:
+            self.segment.commit(self.offset + end, self.size - end)
         self._fresh = self._spoilt = False
 
     def __del__(self) -> None:
@@ -139,12 +155,16 @@ class SegmentPool:
         self._cut = 0  # how much of it is
         self._in_use: dict[int, int] = {}  # bytes of each slab, by number, that have memory
         self._round = 0
-        self._shared: list[tuple[int, weakref.ref[Block]]] = []  # those of `shared` blocks by address, sorted
+        self._shared: list[tuple[int, weakref.ref[Block]]] = []  # those of `shared` blocks by address, sorted; replaced, never changed
+        self._segments = weakref.WeakSet[Segment]()  # all that are left
+        self._depth = _depth
 
     def take(self, size: int, *, shared: bool = False) -> Block | str:
         """A block of at least `size` bytes, or why there is none."""
         if not SUPPORTED:
             return "this system has no memfd"
+        if self._depth != _depth:  # before the lock, which the parent may have held
+            return "this process was forked from the one whose memory it is: do it in the parent, or start this one with 'spawn'"
         size = _rounded(size)
         with self._lock:
             self._collect()
@@ -152,14 +172,16 @@ class SegmentPool:
             if isinstance(found, str):
                 return found
             block = Block(*found, self._returned)
-            if shared:
-                try:
-                    block.commit()
-                except OSError as error:
-                    return f"the system gives no memory for {size} bytes: {error.strerror}"
-                block.shared = True
-                self._shared = [entry for entry in self._shared if entry[1]() is not None]
-                insort(self._shared, (block.address, weakref.ref(block)), key=lambda entry: entry[0])
+        if shared:
+            try:
+                block.commit()  # without the lock, since this takes long
+            except OSError as error:
+                return f"the system gives no memory for {size} bytes: {error.strerror}"
+            block.shared = True
+            with self._lock:
+                entries = [entry for entry in self._shared if entry[1]() is not None]
+                insort(entries, (block.address, weakref.ref(block)), key=lambda entry: entry[0])
+                self._shared = entries
         return block
 
     @property
@@ -176,13 +198,17 @@ class SegmentPool:
 
     def age(self) -> None:
         """Give back to the system what was not used since the call before the last one."""
+        if self._depth != _depth:
+            return
         with self._lock:
             self._collect()
             self._round += 1
             self._trim(0, before=self._round - 1)
 
     def close(self) -> None:
-        """Keep nothing any more; blocks in use stay as they are."""
+        """Keep nothing any more; blocks in use stay as they are, also when they are let go."""
+        if self._depth != _depth:
+            return
         with self._lock:
             self._slab = None
             self._collect()
@@ -200,14 +226,23 @@ class SegmentPool:
             self._trim(max(0, self.kept - (self.allocated + size - self._limit)), before=self._round + 1)
             if self.allocated + size > self._limit:
                 return f"{self.allocated} bytes are in use and {size} more would pass the option segment_bytes={self._limit}"
+        if len(self._segments) >= _most_segments():
+            self._trim(0, before=self._round + 1)
         try:
             return *self._allocate(size), True
         except OSError as error:
-            return f"the system gives no segment: {error.strerror}"
+            return f"no segment can be had: {error.strerror}"
+
+    def _new_segment(self, size: int) -> Segment:
+        if len(self._segments) >= _most_segments():
+            raise OSError(errno.EMFILE, "segments hold a quarter of the descriptors that this process may have (ulimit -n) already")
+        segment = Segment(next(self._numbers), size)
+        self._segments.add(segment)
+        return segment
 
     def _allocate(self, size: int) -> _Range:
         if size > SMALL:
-            segment = Segment(next(self._numbers), size)
+            segment = self._new_segment(size)
             self.allocated += size
             return segment, 0, size
         cold = self._cold.get(size)
@@ -215,7 +250,7 @@ class SegmentPool:
             segment, offset, _ = cold.pop()
         else:
             if self._slab is None or self._cut + size > SLAB:
-                full, self._slab, self._cut = self._slab, Segment(next(self._numbers), SLAB), 0
+                full, self._slab, self._cut = self._slab, self._new_segment(SLAB), 0
                 if full is not None:
                     self._retire_empty(full)
             segment, offset = self._slab, self._cut

@@ -65,11 +65,12 @@ class Inbox:
             self._release_reserve()
             try:
                 data, control, _, _ = self._sock.recvmsg(_LONGEST, _SPACE, socket.MSG_CMSG_CLOEXEC)
-                self._take(data, control)
+                try:
+                    self._take(data, control)
+                except OSError as error:
+                    lost = error
             except BlockingIOError:
                 break
-            except OSError as error:
-                lost = error
             finally:
                 with contextlib.suppress(OSError):  # at the limit of open files: tried again at the next time
                     self._reserve = _open_reserve()

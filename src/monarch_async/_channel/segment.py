@@ -71,7 +71,7 @@ def address_of(view: memoryview) -> int:
 class Segment:
     """Memory of this process that others can map: `size` bytes at `address`. Raises `OSError`."""
 
-    __slots__ = ("_fd", "address", "number", "size")
+    __slots__ = ("__weakref__", "_fd", "address", "number", "size")
 
     def __init__(self, number: int, size: int) -> None:
         self.address, self._fd = 0, -1
@@ -194,4 +194,4 @@ def _was_written(address: int, size: int) -> bool:
         pages = os.pread(fd, size // PAGE * 8, address // PAGE * 8)
     finally:
         os.close(fd)
-    return bool(pages[7::8].translate(None, _UNWRITTEN))
+    return len(pages) < size // PAGE * 8 or bool(pages[7::8].translate(None, _UNWRITTEN))

@@ -30,6 +30,7 @@ from threading import local
 from typing import Any
 
 from monarch_async._core.stories import format_error, type_name
+from monarch_async._core.views import reduce_view
 from monarch_async.errors import DecodeError
 
 __all__ = [
@@ -180,8 +181,11 @@ def dumps(obj: Any, by_name: bool = False) -> tuple[bytes, Buffers]:
         # As a test for "contains", `in` and `find` cost two and three times as much on small bodies.
         if by_name or not body.partition(b"__main__")[1]:
             return body, buffers
-    except (AttributeError, pickle.PicklingError, TypeError):
-        pass
+    except (AttributeError, pickle.PicklingError, TypeError) as error:
+        # Not from the start: where there is no reducer at all, small messages are faster.
+        if memoryview not in _reducers and "memoryview" in str(error):
+            register_reducer(memoryview, reduce_view)
+            return dumps(obj, by_name)
     except MemoryError:
         raise
     except Exception as error:

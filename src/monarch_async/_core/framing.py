@@ -69,6 +69,7 @@ __all__ = [
     "SKIPPED",
     "STARTED",
     "TREE",
+    "UNSEEN",
     "Seal",
     "bulk_layout",
     "join_messages",
@@ -95,7 +96,7 @@ CALL, REPLY, FAIL, PORT, CANCEL, CREDIT, STARTED, CLOSED = 0, 1, 2, 3, 4, 5, 6, 
 TREE, RELAYED, REPLIES, CREDIT_FOR, MARK, GATE, PASSED, INTRODUCE, LOST, SKIPPED = 8, 9, 10, 11, 12, 13, 14, 15, 16, 17
 LIFE = 18
 # Those of shared memory; see `_runtime/lending.py`.
-LENT, RETURNED, RETIRED = 19, 20, 21
+LENT, RETURNED, RETIRED, UNSEEN = 19, 20, 21, 22
 BODY_FIELD = {CALL: 5, REPLY: 2, PORT: 3, TREE: 4, RELAYED: 5}
 """Where the body is in a message that may be large."""
 
@@ -125,6 +126,7 @@ SIGNATURES: dict[int, tuple[tuple[type, ...], ...]] = {
     LENT: ((int, list, list, list, bool),),
     RETURNED: ((int, list),),
     RETIRED: ((int, list),),
+    UNSEEN: ((int, list),),
 }
 """The types that the fields of a message may have, by kind. A new kind, or a new field, has to be entered here."""
 

@@ -277,6 +277,7 @@ class Client:
         if not self._closed:
             self._closed = True
             uninstall(self.runtime)
+            self.runtime.lending.abandon()
             if self._process is not None:
                 self._ours.close()
                 try:

@@ -75,7 +75,8 @@ class FanOut:
     def _tree(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
         _, key, endpoint, members, body, extras = fields
         source = self._runtime.peer_of(link).address
-        size = len(body) + sum(view.nbytes for view in buffers or ())
+        parts = buffers if buffers is not None else ()  # where they are lent from, to all, is noted in them
+        size = len(body) + sum(view.nbytes for view in parts)
         for uid, rank, request, number, after in members:
             peer = self._runtime.peer(self._find(uid))
             out = peer.connect()
@@ -96,8 +97,8 @@ class FanOut:
             if extras is not None and "c" in extras:
                 chain = extras["c"]
                 extras = {**extras, "c": [*chain[:-1], [*chain[-1][:2], request, chain[-1][3]]]}
-            if size > INLINE or buffers:
-                out.send_large([RELAYED, key, endpoint, own, rank, b"", extras, source.uid, number, after], body, buffers or ())
+            if size > INLINE or parts:
+                out.send_large([RELAYED, key, endpoint, own, rank, b"", extras, source.uid, number, after], body, parts)
             else:
                 out.send(pack_message((RELAYED, key, endpoint, own, rank, body, extras, source.uid, number, after)))
 

@@ -10,7 +10,7 @@ Rules:
 * A block is not used again while a process that it is lent to may look at it: until it is returned, or that process is gone. That its
   link has ended, or its actors have, does not matter.
 * A segment is introduced to a process, by its inbox (`descriptors`), before the first message that names it, and told to be RETIRED when
-  it is gone.
+  it is gone. Where that went wrong the receiver says so when it misses the segment (UNSEEN), and it is introduced again.
 * What arrives may be written to; nobody else sees that. Two views in one process never are of the same pages: if a block comes once more
   while the last lease of it is not over, what its owner wrote is copied.
 * Where no shared memory can be had, or a segment not be introduced, a message takes the socket, and the first time this is logged.
@@ -23,22 +23,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import itertools
 import logging
 import os
-import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from monarch_async._channel.blocks import Block, SegmentPool, forks, physical_memory
+from monarch_async._channel.blocks import Block, SegmentPool, physical_memory
 from monarch_async._channel.descriptors import Inbox
 from monarch_async._channel.pool import allocate
 from monarch_async._channel.segment import SUPPORTED, Mapping, address_of
 from monarch_async._core.codec import Buffers
-from monarch_async._core.framing import BODY_FIELD, LENT, MAX_ITEMS, RETIRED, RETURNED, bulk_layout, pack_message
+from monarch_async._core.framing import BODY_FIELD, LENT, MAX_ITEMS, RETIRED, RETURNED, UNSEEN, bulk_layout, pack_message
+from monarch_async._runtime.leases import Lease, undecodable
 from monarch_async._runtime.link import INLINE, Link
 from monarch_async._runtime.outgoing import MAX_SMALL
 from monarch_async._runtime.peer import Peer
@@ -90,33 +89,6 @@ class _Tenant:
         self.loans: dict[int, Block] = {}  # by the number of the loan
 
 
-class _Lease:
-    """A block of another process, for as long as something here is a view of it."""
-
-    __slots__ = ("born", "mapping", "number", "offset", "over", "owner", "segment", "size")
-
-    def __init__(
-        self, over: Callable[[_Lease], None], owner: str, number: int, segment: int, offset: int, size: int, mapping: Mapping
-    ) -> None:
-        self.over = over
-        self.owner = owner
-        self.number = number  # of the loan
-        self.segment = segment
-        self.offset = offset
-        self.size = size
-        self.mapping = mapping
-        self.born = forks()
-
-    def view(self) -> memoryview:
-        memory = (ctypes.c_ubyte * self.size).from_address(self.mapping.address + self.offset)
-        memory.lease = self  # type: ignore[attr-defined]
-        return memoryview(memory).cast("B")
-
-    def __del__(self) -> None:
-        if self.born == forks():
-            self.over(self)
-
-
 class Lending:
     """Lends and borrows for one runtime. Used from its loop, but for `place`."""
 
@@ -127,12 +99,13 @@ class Lending:
         self._numbers = itertools.count(1)
         self._mappings: dict[tuple[str, int], Mapping] = {}  # by owner and number of the segment
         self._leased: set[tuple[str, int, int]] = set()  # owner, segment and offset of the blocks with a lease
-        self._over: deque[_Lease] = deque()  # leases that have ended and are not returned yet
+        self._over: deque[Lease] = deque()  # leases that have ended and are not returned yet
         self._giving_back = False  # it is scheduled
         self._aging: asyncio.TimerHandle | None = None
         self._warned = False
+        self._closed = False
         self._inbox: Inbox | None = None
-        runtime.kinds.update({LENT: self._lent, RETURNED: self._returned, RETIRED: self._retired})
+        runtime.kinds.update({LENT: self._lent, RETURNED: self._returned, RETIRED: self._retired, UNSEEN: self._unseen})
         runtime.on_peer_gone.append(self._peer_gone)
         if SUPPORTED and runtime.me.unix:
             self._open_inbox()
@@ -147,16 +120,22 @@ class Lending:
         runtime.loop.add_reader(self._inbox.fileno(), self._receive)
 
     def close(self) -> None:
-        """Lend and borrow nothing more. What is on lease here stays readable."""
-        if self._inbox is not None:
+        """Lend and borrow nothing more. What is on lease here stays readable, and what is on lease elsewhere too."""
+        if self._inbox is not None and not self._runtime.loop.is_closed():
             self._runtime.loop.remove_reader(self._inbox.fileno())
-            self._inbox.close()
-            self._inbox = None
+        self.abandon()
         if self._aging is not None:
             self._aging.cancel()
+        self.pool.close()  # first, so that it does not take what is lent for unused
         self._tenants.clear()
         self._mappings.clear()
-        self.pool.close()
+
+    def abandon(self) -> None:
+        """The loop is gone, or about to be."""
+        self._closed = True
+        if self._inbox is not None:
+            self._inbox.close()
+            self._inbox = None
 
     # Lending.
 
@@ -194,6 +173,8 @@ class Lending:
         try:
             for block in loans:
                 self._introduce(inbox, peer, tenant, block)
+        except BlockingIOError:  # so many have been introduced that its inbox is full
+            return None
         except OSError as error:
             self._warn(f"{peer.address} can't be given a descriptor now: {error.strerror or error}")
             return None
@@ -208,7 +189,7 @@ class Lending:
             return None
         tenant.loans.update(numbered)
         if self._aging is None:
-            self._aging = self._runtime.loop.call_later(AGE, self._age)
+            self._start_aging()
         return packed
 
     def _placed(self, body: bytes, buffers: Sequence[memoryview]) -> list[tuple[Block, int, int]] | str:
@@ -265,6 +246,23 @@ class Lending:
             for number in fields[1]:
                 tenant.loans.pop(number, None)
 
+    def share(self, size: int) -> Block | str:
+        """Memory for `shared_empty`, or why there is none. In any thread."""
+        block = self.pool.take(size, shared=True)
+        if self._aging is None and not isinstance(block, str):
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._runtime.loop.call_soon_threadsafe(self._start_aging)
+        return block
+
+    def _start_aging(self) -> None:
+        if self._aging is None and not self._closed:
+            self._aging = self._runtime.loop.call_later(AGE, self._age)
+
+    def _unseen(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
+        tenant = self._tenants.get(self._runtime.peer_of(link).address.uid)
+        if tenant is not None:
+            tenant.introduced.difference_update(fields[1])
+
     def _age(self) -> None:
         self._aging = None
         pool = self.pool
@@ -277,8 +275,8 @@ class Lending:
                 peer = self._runtime.peers.get(uid)
                 if known and peer is not None and peer.link is not None:
                     peer.link.send_control(pack_message((RETIRED, sorted(known))))
-        if pool.allocated and not self._runtime.closing:
-            self._aging = self._runtime.loop.call_later(AGE, self._age)
+        if pool.allocated:
+            self._start_aging()
 
     # Borrowing.
 
@@ -300,7 +298,10 @@ class Lending:
             blocks = [self._borrow(owner, *loan) for loan in loans]
         except (OSError, MemoryError, ChannelError) as error:
             self._return(link, [loan[0] for loan in loans])
-            message[BODY_FIELD[message[0]]] = _undecodable(f"its bytes are in shared memory that this process could not get at: {error}")
+            unseen = {loan[1] for loan in loans if (owner, loan[1]) not in self._mappings}
+            if unseen:
+                link.send_control(pack_message((UNSEEN, sorted(unseen))))
+            message[BODY_FIELD[message[0]]] = undecodable(f"its bytes are in shared memory that this process could not get at: {error}")
             self._runtime.deliver(link, [message], None)
             return
         views = [blocks[index][start : start + size] for index, start, size in places]
@@ -329,10 +330,12 @@ class Lending:
             self._give_back(owner, [number])
             return copy
         self._leased.add((owner, segment, offset))
-        return _Lease(self._lease_over, owner, number, segment, offset, size, mapping).view()
+        return Lease(self._lease_over, owner, number, segment, offset, size, mapping).view()
 
-    def _lease_over(self, lease: _Lease) -> None:
+    def _lease_over(self, lease: Lease) -> None:
         """In any thread, and in the middle of anything."""
+        if self._closed:
+            return
         self._over.append(lease)
         if not self._giving_back:
             self._giving_back = True
@@ -347,9 +350,13 @@ class Lending:
         ended: dict[str, list[int]] = {}
         while self._over:
             lease = self._over.popleft()
-            self._leased.discard((lease.owner, lease.segment, lease.offset))
-            lease.mapping.renew(lease.offset, lease.size)
             ended.setdefault(lease.owner, []).append(lease.number)
+            try:
+                lease.mapping.renew(lease.offset, lease.size)
+            except OSError as error:  # as of locked memory: it counts as on lease for ever, so what comes there is copied
+                self._runtime.log.warning("%s; what comes in its place is copied", error)
+            else:
+                self._leased.discard((lease.owner, lease.segment, lease.offset))
         for owner, numbers in ended.items():
             self._give_back(owner, numbers)
 
@@ -383,22 +390,3 @@ def _whole(body: bytes) -> bool:
 def _rides(body: bytes, buffers: Sequence[memoryview]) -> bool:
     size = sum(view.nbytes for view in buffers)
     return (size + len(body) if _whole(body) else size) >= THRESHOLD
-
-
-class _Missing:
-    """Takes the place of a body that could not be had."""
-
-    def __init__(self, why: str) -> None:
-        self.why = why
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _raise_missing, (self.why,)
-
-
-def _raise_missing(why: str) -> None:
-    raise ChannelError(why)
-
-
-def _undecodable(why: str) -> bytes:
-    """A body that whoever reads it gets a `DecodeError` from."""
-    return pickle.dumps(_Missing(why), 5)

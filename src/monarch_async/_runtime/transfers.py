@@ -32,7 +32,7 @@ from monarch_async._channel.cma import MAX_PIECES, Piece, move
 from monarch_async._channel.memory import Memory, view_of
 from monarch_async._runtime.buffers import Buffers
 from monarch_async._runtime.copying import SLICE, Copier, slices
-from monarch_async._runtime.leases import Leases, Unusable
+from monarch_async._runtime.direct import Leases, Unusable
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask
 from monarch_async.errors import ActorDied, ActorError, BufferGone, RDMAError

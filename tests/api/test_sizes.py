@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy
+
 from monarch_async import Actor, Channel, Port, ProcMesh, endpoint
 
 SIZES = [1000, 16_383, 16_384, 20_000, 32_767, 32_768, 50_000]

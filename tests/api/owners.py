@@ -45,7 +45,8 @@ class Owner(Actor):
 
     @endpoint
     async def make_tensor(self, tensor: torch.Tensor, backend: str | None = None) -> RDMABuffer:
-        return self._keep(tensor, backend)
+        """A buffer of a copy."""
+        return self._keep(tensor.clone(), backend)
 
     @endpoint
     async def make_readonly(self, content: bytes, backend: str | None = None) -> RDMABuffer:

@@ -79,8 +79,9 @@ class Copier:
             stop.set()
             await _settle(running)
             raise
-        for future in running:
-            future.result()
+        for error in [future.exception() for future in running]:
+            if error is not None:
+                raise error
 
     def close(self) -> None:
         """Let the threads end."""

@@ -61,7 +61,7 @@ class Leases:
         self._warned = False
         runtime.on_peer_gone.append(self._peer_gone)
 
-    async def open(self, owner: ProcAddress, jobs: Sequence[Any]) -> Callable[[], Coroutine[Any, Any, None]]:
+    async def open(self, owner: ProcAddress, jobs: Sequence[Any], alone: bool) -> Callable[[], Coroutine[Any, Any, None]]:
         """See `transfers.Backend`."""
         keys = [job.ref.key for job in jobs]
         leases = [self._leases.get((owner.uid, key)) for key in keys]

@@ -26,6 +26,7 @@ import asyncio
 import pickle
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from monarch_async._channel.cma import MAX_PIECES, Piece, move
@@ -75,11 +76,15 @@ class Job(NamedTuple):
         return f"{name} of {self.size} bytes at {self.offset} of {self.ref}"
 
 
+Run = Callable[[], Coroutine[Any, Any, None]]
+"""Does what has been opened."""
+
+
 class Backend(Protocol):
     """One way to copy."""
 
-    async def open(self, owner: ProcAddress, jobs: Sequence[Job]) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Make sure that the jobs can be done; what is returned does them.
+    async def open(self, owner: ProcAddress, jobs: Sequence[Job], alone: bool) -> Run:
+        """Make sure that the jobs can be done; what is returned does them. `alone` if there are no others.
 
         Raises `Unusable` where another backend has to, and `BufferGone` and `BufferMismatch`.
         """
@@ -130,30 +135,24 @@ class Transfers:
         groups: dict[tuple[str, str], list[Job]] = {}
         for job in jobs:
             groups.setdefault((job.ref.owner.uid, self.backend_of(job.ref)), []).append(job)
-        opened: list[Coroutine[Any, Any, None]] = []
-        try:
-            for group in groups.values():
-                opened.append(await self._open(group))
-            if len(opened) == 1:
-                await opened[0]
-            elif opened:
-                await _run_all(opened)
-        finally:
-            for coroutine in opened:
-                coroutine.close()  # one that has not begun; the others have ended
+        opened = [await self._open(group, len(groups) == 1) for group in groups.values()]
+        if len(opened) == 1:
+            await opened[0]()
+        elif opened:
+            await _run_all([run() for run in opened])
 
-    async def _open(self, jobs: Sequence[Job]) -> Coroutine[Any, Any, None]:
+    async def _open(self, jobs: Sequence[Job], alone: bool) -> Run:
         ref = jobs[0].ref
         named = any(name != "auto" for name in (ref.backend, self._runtime.options.rdma_backend))
         for name in self._candidates(ref):
             try:
                 check_reach(name, ref.owner, self._runtime.me)
-                run = await _explained(name, jobs, self._backends[name].open(ref.owner, jobs))
+                run = await _explained(name, jobs, self._backends[name].open(ref.owner, jobs, alone))
             except Unusable as error:
                 if named:
                     raise RDMAError(f"{jobs[0]} by {name} failed: {error}", backend=name) from error
                 continue
-            return _explained(name, jobs, run())
+            return partial(_run, name, jobs, run)
         raise AssertionError("the last backend can be used always")
 
     async def _close_at_end(self) -> None:
@@ -190,6 +189,10 @@ async def _explained(name: str, jobs: Sequence[Job], doing: Coroutine[Any, Any, 
         raise RDMAError(f"{what}: {error}", backend=name) from error
 
 
+async def _run(name: str, jobs: Sequence[Job], run: Run) -> None:
+    await _explained(name, jobs, run())
+
+
 async def _run_all(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
     """All at once. At the first error the others are cancelled, and awaited."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
@@ -210,7 +213,7 @@ class _Local:
         self._buffers = buffers
         self._copier = copier
 
-    async def open(self, owner: ProcAddress, jobs: Sequence[Job]) -> Callable[[], Coroutine[Any, Any, None]]:
+    async def open(self, owner: ProcAddress, jobs: Sequence[Job], alone: bool) -> Run:
         found = [(job, self._buffers.find(job.ref.key, write=job.write, end=job.offset + job.size)) for job in jobs]
 
         async def run() -> None:
@@ -245,8 +248,8 @@ class _Messages:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    async def open(self, owner: ProcAddress, jobs: Sequence[Job]) -> Callable[[], Coroutine[Any, Any, None]]:
-        if len(jobs) > 1 or not jobs[0].size:  # else its first piece finds out
+    async def open(self, owner: ProcAddress, jobs: Sequence[Job], alone: bool) -> Run:
+        if not alone or len(jobs) > 1 or not jobs[0].size:  # else its first piece finds out
             await ask(self._runtime, owner, "buffer_open", [job.ref.key for job in jobs], False)
         return lambda: self._run(owner, jobs)
 

@@ -73,11 +73,12 @@ async def test_values_arrive(monarch_procs: MonarchProcs, caplog: pytest.LogCapt
                 assert type(left) is type(right), name
                 assert same(left, right), name
             del back, left, right
-    async with Channel[Any]() as channel:
-        for value in VALUES.values():
-            if not isinstance(value, list):
-                await holder.through.call_one(channel.port, value)
-                assert same(value, await channel.recv())
+    port, receiver = Channel[Any].open()
+    for value in VALUES.values():
+        if not isinstance(value, list):
+            await holder.through.call_one(port, value)
+            assert same(value, await receiver.recv())
+    receiver.close()
     async for back in holder.echo.stream(VALUES["large"]):
         assert same(VALUES["large"], back)
     del back

@@ -82,7 +82,9 @@ async def test_a_process_that_is_stopped_takes_nothing_from_others(
         await gone(pid)
         assert [b"s" * 16] == (await keeper.content.call_one())[1:]
         await keeper.drop.call_one()
-        assert 0 == (await keeper.numbers.call_one())[3]
+        async with asyncio.timeout(5):  # until it has heard of that end
+            while (await keeper.numbers.call_one())[3]:
+                pass
 
 
 async def test_blocks_come_back_when_their_receiver_dies(failures: list[MeshFailure]) -> None:
@@ -265,11 +267,10 @@ def test_case_11_kill_and_sweep(tmp_path: Path) -> None:
         assert 6 == len(pids)
         client.kill()
         deadline = time.monotonic() + 2.0
-        while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
+        while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")] or os.listdir(tmp_path):
             assert time.monotonic() < deadline, alive
             time.sleep(0.005)
     assert before == os.listdir("/dev/shm")
-    assert [] == os.listdir(tmp_path)
 
 
 async def test_case_13_large_and_small_together(monarch_procs: MonarchProcs) -> None:

@@ -47,11 +47,9 @@ class ActorThread:
             function, args, kwargs, message, future = job
             current_message.set(message)
             try:
-                result = function(*args, **kwargs)
+                outcome: tuple[Callable[..., None], Any] = (_set_result, function(*args, **kwargs))
             except BaseException as error:
-                outcome: tuple[Callable[..., None], Any] = (_set_exception, error)
-            else:
-                outcome = (_set_result, result)
+                outcome = (_set_exception, error)
             try:
                 post(outcome[0], future, outcome[1])
             except RuntimeError:

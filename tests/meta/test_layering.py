@@ -38,13 +38,13 @@ LAYERS: dict[str, list[str]] = {
         """events lines binding stories codec faults framing handshake session reader order intensity instructions supervision_states
         supervision""",
     ),
-    "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma"),
+    "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma fabric"),
     "L3": inside(
         "_runtime",
         """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane
         peer tree local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor restarts retrying
-        connect branch lives runtime current control service copying buffers leases transfers broker fanout health agent bootstrap attach
-        worker client watchdog proc""",
+        connect branch lives runtime current control service copying buffers leases ucx transfers broker fanout health agent bootstrap
+        attach worker client watchdog proc""",
     ),
     "L4": words(
         """supervise ambient value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members lifetime mesh

@@ -9,6 +9,7 @@ backend    between                    how
 local      one process                a copy in threads
 cma        processes of one host      ``process_vm_readv``, ``process_vm_writev`` in threads; the owner is asked once (`leases`)
 segment    the same                   messages whose bytes travel in shared memory, where the system has some
+ucx        any, if asked for          UCX moves the bytes between two processes that both have it (`ucx`)
 tcp        any                        messages, a few at a time, so that others pass between them
 =========  =========================  ==========================================================================================
 
@@ -36,6 +37,7 @@ from monarch_async._runtime.copying import SLICE, Copier, slices
 from monarch_async._runtime.leases import Leases, Unusable
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask
+from monarch_async._runtime.ucx import Ucx
 from monarch_async.errors import ActorDied, ActorError, BufferGone, RDMAError
 from monarch_async.ids import ProcAddress
 
@@ -97,11 +99,13 @@ class Transfers:
         self._runtime = runtime
         copier = Copier()
         self._leases = Leases(runtime, copier)
+        self._ucx = Ucx(runtime, buffers)
         messages = _Messages(runtime)
         self._backends: dict[str, Backend] = {
             "local": _Local(buffers, copier),
             "cma": self._leases,
             "segment": messages,
+            "ucx": self._ucx,
             "tcp": messages,
         }
         self._copier = copier
@@ -109,7 +113,7 @@ class Transfers:
 
     @property
     def table(self) -> Mapping[str, Callable[..., Any]]:
-        return {"buffer_revoke": self._leases.revoke}
+        return {"buffer_revoke": self._leases.revoke, **self._ucx.table}
 
     def backend_of(self, ref: Ref) -> str:
         """What a copy would be made by, as far as is known."""
@@ -160,6 +164,7 @@ class Transfers:
             await self._runtime.loop.create_future()
         finally:
             self._copier.close()
+            self._ucx.close()
 
 
 def check_reach(name: str, owner: ProcAddress, me: ProcAddress) -> None:

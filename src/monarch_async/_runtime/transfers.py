@@ -18,7 +18,7 @@ Rules:
 * With ``auto`` the first that can is used. A backend that can't be used between two processes is not tried there again. One that is asked
   for by name is used or fails.
 * When one group fails, the others are stopped, and have come to rest when the error is raised.
-* What comes of a copy that was cancelled or has failed halfway is a part of it. Up to `WINDOW` bytes that messages carry may still arrive.
+* What comes of a copy that was cancelled or has failed halfway is a part of it. A `WINDOW` of bytes that messages carry may still arrive.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, Protocol
 from monarch_async._channel.cma import MAX_PIECES, Piece, move
 from monarch_async._channel.memory import Memory, view_of
 from monarch_async._runtime.buffers import Buffers
-from monarch_async._runtime.copying import SLICE, Copier, slices
+from monarch_async._runtime.copying import INLINE_COPY, SLICE, Copier, slices
 from monarch_async._runtime.leases import Leases, Unusable
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask
@@ -43,10 +43,12 @@ from monarch_async.ids import ProcAddress
 
 __all__ = ["Job", "Ref", "Transfers"]
 
-PIECE = 1 << 20
+FEW = 64
+"""So many jobs are looked at at once."""
+PIECE = {"segment": 1 << 20, "tcp": 1 << 19}
 """Bytes in one message."""
-WINDOW = 8 * PIECE
-"""Bytes of one batch that are under way to or from one process."""
+WINDOW = {"segment": 8 << 20, "tcp": 2 << 20}
+"""Bytes of one batch that are under way to or from one process: what a call that is made meanwhile may have to wait for."""
 
 
 class Ref(NamedTuple):
@@ -100,13 +102,12 @@ class Transfers:
         copier = Copier()
         self._leases = Leases(runtime, copier)
         self._ucx = Ucx(runtime, buffers)
-        messages = _Messages(runtime)
         self._backends: dict[str, Backend] = {
             "local": _Local(buffers, copier),
             "cma": self._leases,
-            "segment": messages,
+            "segment": _Messages(runtime, "segment"),
             "ucx": self._ucx,
-            "tcp": messages,
+            "tcp": _Messages(runtime, "tcp"),
         }
         self._copier = copier
         runtime.tasks.start(self._close_at_end(), name="copying")
@@ -133,6 +134,15 @@ class Transfers:
             yield "segment"
         else:
             yield "tcp"
+
+    def run_now(self, jobs: Sequence[Job]) -> bool:
+        """Copy a little at once, if nobody has to be asked; False if nothing was copied."""
+        if not 0 < len(jobs) <= FEW or sum(job.size for job in jobs) > INLINE_COPY:
+            return False
+        owner = jobs[0].ref.owner
+        if any(job.ref.owner.uid != owner.uid or self.backend_of(job.ref) != "cma" for job in jobs):
+            return False
+        return self._leases.copy_now(owner, jobs)
 
     async def run(self, jobs: Sequence[Job]) -> None:
         """Do all of them, or raise what went wrong with the first that failed."""
@@ -250,8 +260,9 @@ class _Local:
 class _Messages:
     """The owner reads and writes, as it is told piece by piece."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, name: str) -> None:
         self._runtime = runtime
+        self._piece, self._window = PIECE[name], WINDOW[name]
 
     async def open(self, owner: ProcAddress, jobs: Sequence[Job], alone: bool) -> Run:
         if not alone or len(jobs) > 1 or not jobs[0].size:  # else its first piece finds out
@@ -262,8 +273,8 @@ class _Messages:
         under_way: deque[tuple[asyncio.Future[Any], list[memoryview]]] = deque()
         try:
             for write in (False, True):
-                for pieces in _messages([job for job in jobs if job.write == write]):
-                    if len(under_way) * PIECE >= WINDOW:
+                for pieces in _messages([job for job in jobs if job.write == write], self._piece):
+                    if len(under_way) * self._piece >= self._window:
                         await _arrive(*under_way.popleft())
                     under_way.append(self._ask(owner, write, pieces))
             while under_way:
@@ -284,10 +295,10 @@ _Piece = tuple[Job, int, int]
 """Of a job: from which of its bytes on, and how many."""
 
 
-def _messages(jobs: Sequence[Job]) -> Iterator[list[_Piece]]:
+def _messages(jobs: Sequence[Job], limit: int) -> Iterator[list[_Piece]]:
     """What goes into one message: a piece of a large copy, or several small ones."""
     pieces: list[_Piece] = []
-    room = PIECE
+    room = limit
     for job in jobs:
         start = 0
         while start < job.size:
@@ -296,7 +307,7 @@ def _messages(jobs: Sequence[Job]) -> Iterator[list[_Piece]]:
             start, room = start + size, room - size
             if not room or len(pieces) == MAX_PIECES:
                 yield pieces
-                pieces, room = [], PIECE
+                pieces, room = [], limit
     if pieces:
         yield pieces
 

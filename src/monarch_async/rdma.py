@@ -215,6 +215,9 @@ def _start(jobs: Sequence[Job], timeout: float | None) -> Future[None]:
             raise CallTimeout(f"{what}: not done within {timeout:g} s") from error
 
     def begin() -> None:
+        if _halves_of(runtime)[1].run_now(jobs):
+            runtime.loop.call_soon(future.settle, 0, None)  # and not at once: who polls by this shall let others run
+            return
         future._task = task = runtime.loop.create_task(run(), name="one-sided copy")
         task.add_done_callback(future.ended)
 

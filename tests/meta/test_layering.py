@@ -38,13 +38,13 @@ LAYERS: dict[str, list[str]] = {
         """events lines binding stories views codec faults framing handshake session reader order intensity instructions supervision_states
         supervision""",
     ),
-    "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma blocks descriptors"),
+    "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma fabric blocks descriptors"),
     "L3": inside(
         "_runtime",
         """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane
         peer tree leases lending local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor
-        restarts retrying connect branch lives runtime current control service copying buffers direct transfers broker fanout health
-        agent bootstrap attach worker client watchdog proc""",
+        restarts retrying connect branch lives runtime current control service copying buffers direct ucx transfers broker fanout
+        health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
         """supervise ambient shared value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from monarch_async._channel.cma import MAX_PIECES, Piece, read, write
@@ -71,6 +71,22 @@ class Leases:
         found = [lease for lease in leases if lease is not None]
         return lambda: self._run(owner, jobs, found)
 
+    def copy_now(self, owner: ProcAddress, jobs: Sequence[Any]) -> bool:
+        """Copy a little here and now; False if there is more to it, and then nothing has been written."""
+        leases = [self._leases.get((owner.uid, job.ref.key)) for job in jobs]
+        found = [lease for lease in leases if lease is not None and not lease.revoked]
+        if len(found) < len(jobs):
+            return False
+        try:
+            if not cookies_match(found):
+                return False
+            for writes, pieces in _pieces(jobs, found):
+                for part in slices(pieces, SLICE, MAX_PIECES - len(found)):
+                    _copy(found, writes)(part)
+        except (OSError, _Stale):
+            return False
+        return True
+
     async def _borrow(self, owner: ProcAddress, keys: Sequence[int]) -> list[Lease]:
         """Ask the owner. It is there, so what fails now is what the system does not allow."""
         grants: list[Grant] = await ask(self._runtime, owner, "buffer_open", keys, True)
@@ -109,15 +125,8 @@ class Leases:
         for lease in users:
             lease.enter()
         try:
-            for writes in (False, True):
-                pieces = [
-                    (job.memory.address, lease.grant.address + job.offset, job.size)
-                    for job, lease in zip(jobs, leases, strict=True)
-                    if job.write == writes
-                ]
-                if pieces:
-                    copy = _copy(users, writes)
-                    await self._copier.run(copy, list(slices(pieces, SLICE, MAX_PIECES - len(users))), 2)
+            for writes, pieces in _pieces(jobs, leases):
+                await self._copier.run(_copy(users, writes), list(slices(pieces, SLICE, MAX_PIECES - len(users))), 2)
         except _Stale:
             # The owner knows why; or the system, if it has ended.
             await ask(self._runtime, owner, "buffer_open", [job.ref.key for job in jobs], False)
@@ -137,6 +146,14 @@ class Leases:
         self.refused.pop(uid, None)
         for key in [key for key in self._leases if key[0] == uid]:
             self._leases.pop(key).revoked = True
+
+
+def _pieces(jobs: Sequence[Any], leases: Sequence[Lease]) -> Iterator[tuple[bool, list[Piece]]]:
+    """What is to be read, and what to be written."""
+    for writes in (False, True):
+        pairs = [(job, lease) for job, lease in zip(jobs, leases, strict=True) if job.write == writes]
+        if pairs:
+            yield writes, [(job.memory.address, lease.grant.address + job.offset, job.size) for job, lease in pairs]
 
 
 class _Stale(Exception):

@@ -9,6 +9,7 @@ backend    between                    how
 local      one process                a copy in threads
 cma        processes of one host      ``process_vm_readv``, ``process_vm_writev`` in threads; the owner is asked once (`leases`)
 segment    the same                   messages whose bytes travel in shared memory, where the system has some
+ucx        any, if asked for          UCX moves the bytes between two processes that both have it (`ucx`)
 tcp        any                        messages, a few at a time, so that others pass between them
 =========  =========================  ==========================================================================================
 
@@ -17,7 +18,7 @@ Rules:
 * With ``auto`` the first that can is used. A backend that can't be used between two processes is not tried there again. One that is asked
   for by name is used or fails.
 * When one group fails, the others are stopped, and have come to rest when the error is raised.
-* What comes of a copy that was cancelled or has failed halfway is a part of it. Up to `WINDOW` bytes that messages carry may still arrive.
+* What comes of a copy that was cancelled or has failed halfway is a part of it. A `WINDOW` of bytes that messages carry may still arrive.
 """
 
 from __future__ import annotations
@@ -32,19 +33,22 @@ from typing import Any, NamedTuple, Protocol
 from monarch_async._channel.cma import MAX_PIECES, Piece, move
 from monarch_async._channel.memory import Memory, view_of
 from monarch_async._runtime.buffers import Buffers
-from monarch_async._runtime.copying import SLICE, Copier, slices
+from monarch_async._runtime.copying import INLINE_COPY, SLICE, Copier, slices
 from monarch_async._runtime.direct import Leases, Unusable
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask
+from monarch_async._runtime.ucx import Ucx
 from monarch_async.errors import ActorDied, ActorError, BufferGone, RDMAError
 from monarch_async.ids import ProcAddress
 
 __all__ = ["Job", "Ref", "Transfers"]
 
-PIECE = 1 << 20
+FEW = 64
+"""So many jobs are looked at at once."""
+PIECE = {"segment": 1 << 20, "tcp": 1 << 19}
 """Bytes in one message."""
-WINDOW = 8 * PIECE
-"""Bytes of one batch that are under way to or from one process."""
+WINDOW = {"segment": 8 << 20, "tcp": 2 << 20}
+"""Bytes of one batch that are under way to or from one process: what a call that is made meanwhile may have to wait for."""
 
 
 class Ref(NamedTuple):
@@ -97,19 +101,20 @@ class Transfers:
         self._runtime = runtime
         copier = Copier()
         self._leases = Leases(runtime, copier)
-        messages = _Messages(runtime)
+        self._ucx = Ucx(runtime, buffers)
         self._backends: dict[str, Backend] = {
             "local": _Local(buffers, copier),
             "cma": self._leases,
-            "segment": messages,
-            "tcp": messages,
+            "segment": _Messages(runtime, "segment"),
+            "ucx": self._ucx,
+            "tcp": _Messages(runtime, "tcp"),
         }
         self._copier = copier
         runtime.tasks.start(self._close_at_end(), name="copying")
 
     @property
     def table(self) -> Mapping[str, Callable[..., Any]]:
-        return {"buffer_revoke": self._leases.revoke}
+        return {"buffer_revoke": self._leases.revoke, **self._ucx.table}
 
     def backend_of(self, ref: Ref) -> str:
         """What a copy would be made by, as far as is known."""
@@ -129,6 +134,15 @@ class Transfers:
             yield "segment"
         else:
             yield "tcp"
+
+    def run_now(self, jobs: Sequence[Job]) -> bool:
+        """Copy a little at once, if nobody has to be asked; False if nothing was copied."""
+        if not 0 < len(jobs) <= FEW or sum(job.size for job in jobs) > INLINE_COPY:
+            return False
+        owner = jobs[0].ref.owner
+        if any(job.ref.owner.uid != owner.uid or self.backend_of(job.ref) != "cma" for job in jobs):
+            return False
+        return self._leases.copy_now(owner, jobs)
 
     async def run(self, jobs: Sequence[Job]) -> None:
         """Do all of them, or raise what went wrong with the first that failed."""
@@ -160,6 +174,7 @@ class Transfers:
             await self._runtime.loop.create_future()
         finally:
             self._copier.close()
+            self._ucx.close()
 
 
 def check_reach(name: str, owner: ProcAddress, me: ProcAddress) -> None:
@@ -245,8 +260,9 @@ class _Local:
 class _Messages:
     """The owner reads and writes, as it is told piece by piece."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, name: str) -> None:
         self._runtime = runtime
+        self._piece, self._window = PIECE[name], WINDOW[name]
 
     async def open(self, owner: ProcAddress, jobs: Sequence[Job], alone: bool) -> Run:
         if not alone or len(jobs) > 1 or not jobs[0].size:  # else its first piece finds out
@@ -257,8 +273,8 @@ class _Messages:
         under_way: deque[tuple[asyncio.Future[Any], list[memoryview]]] = deque()
         try:
             for write in (False, True):
-                for pieces in _messages([job for job in jobs if job.write == write]):
-                    if len(under_way) * PIECE >= WINDOW:
+                for pieces in _messages([job for job in jobs if job.write == write], self._piece):
+                    if len(under_way) * self._piece >= self._window:
                         await _arrive(*under_way.popleft())
                     under_way.append(self._ask(owner, write, pieces))
             while under_way:
@@ -279,10 +295,10 @@ _Piece = tuple[Job, int, int]
 """Of a job: from which of its bytes on, and how many."""
 
 
-def _messages(jobs: Sequence[Job]) -> Iterator[list[_Piece]]:
+def _messages(jobs: Sequence[Job], limit: int) -> Iterator[list[_Piece]]:
     """What goes into one message: a piece of a large copy, or several small ones."""
     pieces: list[_Piece] = []
-    room = PIECE
+    room = limit
     for job in jobs:
         start = 0
         while start < job.size:
@@ -291,7 +307,7 @@ def _messages(jobs: Sequence[Job]) -> Iterator[list[_Piece]]:
             start, room = start + size, room - size
             if not room or len(pieces) == MAX_PIECES:
                 yield pieces
-                pieces, room = [], PIECE
+                pieces, room = [], limit
     if pieces:
         yield pieces
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         ActorError,
         AddressError,
         AuthenticationError,
+        BufferGone,
+        BufferMismatch,
         CallTimeout,
         ChannelFull,
         DeadlockError,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
         FrameTooLarge,
         MonarchError,
         PortClosed,
+        RDMAError,
         SpawnError,
         SupervisionError,
         UsageError,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from monarch_async.options import Options
     from monarch_async.port import Channel, Port, PortReceiver
     from monarch_async.procs import ProcMesh, this_proc
+    from monarch_async.rdma import RDMAAction, RDMABuffer
     from monarch_async.restart import Backoff, Restart
     from monarch_async.shape import Extent, Point, Shape
     from monarch_async.shared import shared_buffer, shared_empty
@@ -62,6 +66,8 @@ __all__ = [
     "AddressError",
     "AuthenticationError",
     "Backoff",
+    "BufferGone",
+    "BufferMismatch",
     "CallTimeout",
     "Channel",
     "ChannelFull",
@@ -84,6 +90,9 @@ __all__ = [
     "PortReceiver",
     "ProcMesh",
     "ProcState",
+    "RDMAAction",
+    "RDMABuffer",
+    "RDMAError",
     "Restart",
     "Shape",
     "SpawnError",
@@ -124,6 +133,8 @@ _HOMES = {
         "ActorError",
         "AddressError",
         "AuthenticationError",
+        "BufferGone",
+        "BufferMismatch",
         "CallTimeout",
         "ChannelFull",
         "DeadlockError",
@@ -131,6 +142,7 @@ _HOMES = {
         "FrameTooLarge",
         "MonarchError",
         "PortClosed",
+        "RDMAError",
         "SpawnError",
         "SupervisionError",
         "UsageError",
@@ -145,6 +157,7 @@ _HOMES = {
     "options": ("Options",),
     "port": ("Channel", "Port", "PortReceiver"),
     "procs": ("ProcMesh", "this_proc"),
+    "rdma": ("RDMAAction", "RDMABuffer"),
     "restart": ("Backoff", "Restart"),
     "shape": ("Extent", "Point", "Shape"),
     "shared": ("shared_buffer", "shared_empty"),

@@ -20,6 +20,8 @@ __all__ = [
     "ActorError",
     "AddressError",
     "AuthenticationError",
+    "BufferGone",
+    "BufferMismatch",
     "CallTimeout",
     "ChannelError",
     "ChannelFull",
@@ -31,6 +33,7 @@ __all__ = [
     "MonarchError",
     "PortClosed",
     "ProtocolError",
+    "RDMAError",
     "SpawnError",
     "SupervisionError",
     "UsageError",
@@ -183,6 +186,22 @@ class ProtocolError(ChannelError):
 
 class FrameTooLarge(ChannelError):
     """A message is larger than `max_frame` allows; raised at the sender before anything is sent."""
+
+
+class RDMAError(ChannelError):
+    """A one-sided transfer could not be made, or not to its end. `backend` is what it was made by; empty before one was chosen."""
+
+    def __init__(self, message: str = "", *, backend: str = "") -> None:
+        super().__init__(message)
+        self.backend = backend
+
+
+class BufferGone(RDMAError):
+    """The memory of an `RDMABuffer` is not there any more: it was dropped, or the actor or the process that made it has ended."""
+
+
+class BufferMismatch(RDMAError, ValueError):
+    """What was given does not fit: its size, range or dtype, memory with gaps, or a read-only target. Nothing was written."""
 
 
 def _rebuild(cls: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> BaseException:

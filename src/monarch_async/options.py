@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Self
 
-__all__ = ["Options"]
+__all__ = ["RDMA_BACKENDS", "Options"]
 
 MiB = 1 << 20
+RDMA_BACKENDS = ("auto", "local", "cma", "segment", "ucx", "tcp")
+"""Ways to copy to and from an `RDMABuffer`, in the order in which they are tried; ``auto``: the first that can."""
 
 
 class _Settings(NamedTuple):
@@ -62,6 +64,8 @@ class _Settings(NamedTuple):
     """How long to wait for a host's answer about the health of its processes until they are called unreachable."""
     checkpoint_bytes: int = 4096 * MiB
     """How large one checkpoint of one actor may be; the last of each is kept by its owner's process."""
+    rdma_backend: str = "auto"
+    """How `RDMABuffer` copies, of `RDMA_BACKENDS`. One that is named is used, or fails where it can't be."""
     dead_letters: int = 1000
     """How many undeliverable messages are remembered."""
 
@@ -69,7 +73,7 @@ class _Settings(NamedTuple):
 class Options(_Settings):
     """Bounds in messages and bytes, times in seconds.
 
-    Raises `ValueError` when a figure is not positive and `TypeError` for an unknown name.
+    Raises `ValueError` when a figure is not positive or a backend is none, and `TypeError` for an unknown name.
     """
 
     __slots__ = ()
@@ -78,8 +82,10 @@ class Options(_Settings):
         for name in settings:
             if name not in cls._fields:
                 raise TypeError(f"unknown option {name!r}; known are {', '.join(sorted(cls._fields))}")
+        if (backend := settings.get("rdma_backend", "auto")) not in RDMA_BACKENDS:
+            raise ValueError(f"option 'rdma_backend' must be one of {', '.join(RDMA_BACKENDS)}, not {backend!r}")
         for name, value in settings.items():
-            if not isinstance(value, bool) and value <= 0:
+            if not isinstance(value, bool | str) and value <= 0:
                 raise ValueError(f"option {name!r} must be positive, got {value!r}")
         return super().__new__(cls, **settings)
 

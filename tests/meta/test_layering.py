@@ -38,17 +38,18 @@ LAYERS: dict[str, list[str]] = {
         """events lines binding stories codec faults framing handshake session reader order intensity instructions supervision_states
         supervision""",
     ),
-    "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment blocks descriptors"),
+    "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma blocks descriptors"),
     "L3": inside(
         "_runtime",
         """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane
         peer tree lending local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor
-        restarts retrying connect branch lives runtime current control service broker fanout health agent bootstrap attach worker
-        client watchdog proc""",
+        restarts retrying connect branch lives runtime current control service copying buffers leases transfers broker fanout
+        health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
-        """supervise ambient shared value_mesh future sent port endpoints target sending checkpoints actor spawned members lifetime
-        mesh watching checkup processes procs_lifetime procs host supervisors workers info controllers lowlevel proc_entry"""
+        """supervise ambient shared value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members
+        lifetime mesh watching checkup processes procs_lifetime procs host supervisors workers info controllers lowlevel
+        proc_entry"""
     ),
     "L5": words("tensor parallel testing observe jobs"),
     "L6": words("console dashboard cli __main__"),

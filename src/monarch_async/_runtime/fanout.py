@@ -96,7 +96,7 @@ class FanOut:
             if extras is not None and "c" in extras:
                 chain = extras["c"]
                 extras = {**extras, "c": [*chain[:-1], [*chain[-1][:2], request, chain[-1][3]]]}
-            if size > INLINE:
+            if size > INLINE or buffers:
                 out.send_large([RELAYED, key, endpoint, own, rank, b"", extras, source.uid, number, after], body, buffers or ())
             else:
                 out.send(pack_message((RELAYED, key, endpoint, own, rank, body, extras, source.uid, number, after)))

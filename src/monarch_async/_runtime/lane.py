@@ -78,7 +78,7 @@ class Lane(Room):
         link = self.peer.link or self.peer.open(waiter, request, self)
         if link is None:
             return
-        if size > INLINE:
+        if size > INLINE or buffers:
             link.send_large([CALL, self.key, endpoint, request, rank, b"", extras], body, buffers)
         elif extras is None:
             link.send(pack_message((CALL, self.key, endpoint, request, rank, body)))
@@ -97,7 +97,7 @@ class Lane(Room):
         link = self.peer.link or self.peer.open(None, 0, self)
         if link is None:
             return False
-        if size > INLINE:
+        if size > INLINE or buffers:
             link.send_large([CALL, self.key, endpoint, 0, rank, b"", extras], body, buffers)
         elif extras is None:
             link.send(pack_message((CALL, self.key, endpoint, 0, rank, body)))
@@ -116,7 +116,7 @@ class Lane(Room):
         link = self.peer.link or self.peer.open(None, 0, self)
         if link is None:
             return False
-        if size > INLINE:
+        if size > INLINE or buffers:
             link.send_large([PORT, self.key, rank, b"", fault], body, buffers)
         else:
             link.send(pack_message((PORT, self.key, rank, body, fault)))

@@ -130,7 +130,7 @@ class Tree:
             peer = lane.peer
             told.append((peer.address.uid, rank, request, *peer.turn_to_tree()))
         key = members[0].lane.key
-        if size > INLINE:
+        if size > INLINE or buffers:
             link.send_large([TREE, key, endpoint, told, b"", extras], body, buffers)
         else:
             link.send(pack_message((TREE, key, endpoint, told, body, extras)))

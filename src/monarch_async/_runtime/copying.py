@@ -1,0 +1,100 @@
+"""Copies of memory that don't block the event loop: in threads, in slices, which can be stopped.
+
+Little is copied at once. More goes to a thread, and much of it to two, in slices: a copy that is cancelled ends with the slice it is at.
+Whoever awaits one goes on only when no thread touches the memory any more, cancelled or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from monarch_async._channel.cma import Piece
+
+__all__ = ["INLINE_COPY", "SLICE", "Copier", "slices"]
+
+INLINE_COPY = 256 << 10
+"""Up to so many bytes are copied on the loop: to wake a thread takes longer."""
+SLICE = 16 << 20
+"""Bytes between two looks whether to stop."""
+TWO_FROM = 2 * SLICE
+"""From so many bytes on, two threads copy: one alone can't have all that the memory gives."""
+
+
+def slices(pieces: Iterable[Piece], limit: int, count: int) -> Iterator[list[Piece]]:
+    """The pieces cut and gathered: at most `limit` bytes and `count` pieces in each part."""
+    part: list[Piece] = []
+    room = limit
+    for here, there, size in pieces:
+        while size:
+            taken = min(size, room)
+            part.append((here, there, taken))
+            here, there, size, room = here + taken, there + taken, size - taken, room - taken
+            if not room or len(part) == count:
+                yield part
+                part, room = [], limit
+    if part:
+        yield part
+
+
+class Copier:
+    """The threads that copy for one runtime, started when first needed."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def run(self, copy: Callable[[list[Piece]], None], parts: Sequence[list[Piece]], threads: int) -> None:
+        """Call `copy` for every part, in any order. Its first error is raised, once no other part is being copied."""
+        total = sum(size for part in parts for _, _, size in part)
+        if total <= INLINE_COPY:
+            for part in parts:
+                copy(part)
+            return
+        stop = threading.Event()
+        rest = iter(parts)
+        lock = threading.Lock()
+
+        def work() -> None:
+            while not stop.is_set():
+                with lock:
+                    part = next(rest, None)
+                if part is None:
+                    return
+                try:
+                    copy(part)
+                except BaseException:
+                    stop.set()
+                    raise
+
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(2, "monarch_async copy")
+        loop = asyncio.get_running_loop()
+        count = threads if total >= TWO_FROM and len(parts) > 1 else 1
+        running = [loop.run_in_executor(self._threads, work) for _ in range(count)]
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError:
+            stop.set()
+            await _settle(running)
+            raise
+        for future in running:
+            future.result()
+
+    def close(self) -> None:
+        """Let the threads end."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+
+async def _settle(running: Sequence[asyncio.Future[None]]) -> None:
+    """Until they have ended, however often that is cancelled: they end by themselves, soon."""
+    while not all(future.done() for future in running):
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError:
+            continue
+    for future in running:
+        if not future.cancelled():
+            future.exception()

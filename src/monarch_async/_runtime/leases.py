@@ -1,0 +1,187 @@
+"""Buffers of other processes of this host that this one may access by itself: the backend ``cma``.
+
+The owner is asked once where the memory lies (`buffers`); from then on every copy is one system call, and it hears of none. A lease
+ends when the owner revokes it, which waits for the copies under way here, or ends.
+
+Rules:
+
+* The cookie beside the memory is read before anything is written, and again behind what was read: a process that has come to the pid of
+  another, or memory that is another's by now, is no source and no target.
+* Before large copies the owner is asked again, which costs nothing then: it may know that its memory has been freed under it.
+* Where the system does not let one process access the other it is warned of once, and another backend has to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from monarch_async._channel.cma import MAX_PIECES, Piece, read, write
+from monarch_async._runtime.buffers import COOKIE_SIZE, Grant, Users
+from monarch_async._runtime.context import Message
+from monarch_async._runtime.copying import SLICE, Copier, slices
+from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.runtime import Runtime
+from monarch_async._runtime.service import ask
+from monarch_async.errors import BufferGone
+from monarch_async.ids import ProcAddress
+
+__all__ = ["Leases", "Unusable"]
+
+LARGE = 4 << 20
+_FORBIDDEN = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+_ABSENT = (errno.ESRCH, errno.EFAULT)
+
+
+class Unusable(Exception):
+    """A backend can't be used between these processes; the text says why."""
+
+
+class Lease(Users):
+    """What is known of one buffer."""
+
+    __slots__ = ("grant",)
+
+    def __init__(self, grant: Grant) -> None:
+        super().__init__()
+        self.grant = grant
+
+
+class Leases:
+    """Those that this process has. `refused` says for which processes, by uid, the system does not allow any."""
+
+    def __init__(self, runtime: Runtime, copier: Copier) -> None:
+        self.refused: dict[str, str] = {}
+        self._runtime = runtime
+        self._copier = copier
+        self._leases: dict[tuple[str, int], Lease] = {}
+        self._warned = False
+        runtime.on_peer_gone.append(self._peer_gone)
+
+    async def open(self, owner: ProcAddress, jobs: Sequence[Any]) -> Callable[[], Coroutine[Any, Any, None]]:
+        """See `transfers.Backend`."""
+        keys = [job.ref.key for job in jobs]
+        leases = [self._leases.get((owner.uid, key)) for key in keys]
+        usable = all(lease is not None and not lease.revoked for lease in leases) and sum(job.size for job in jobs) < LARGE
+        if not usable or not self._verify(owner, [lease for lease in leases if lease is not None]):
+            leases = [*await self._borrow(owner, keys)]
+        found = [lease for lease in leases if lease is not None]
+        return lambda: self._run(owner, jobs, found)
+
+    async def _borrow(self, owner: ProcAddress, keys: Sequence[int]) -> list[Lease]:
+        """Ask the owner. It is there, so what fails now is what the system does not allow."""
+        grants: list[Grant] = await ask(self._runtime, owner, "buffer_open", keys, True)
+        leases = []
+        for key, grant in zip(keys, grants, strict=True):
+            lease = self._leases.get((owner.uid, key))
+            if lease is None or lease.revoked or lease.grant != grant:
+                lease = self._leases[owner.uid, key] = Lease(grant)
+            leases.append(lease)
+        if not self._verify(owner, leases):
+            # It may have been dropped since it answered; if it has not, its pid means another process here.
+            await ask(self._runtime, owner, "buffer_open", keys, True)
+            self._refuse(owner, "its process can't be found by its number here: is it in another container?")
+        return leases
+
+    def _verify(self, owner: ProcAddress, leases: Sequence[Lease]) -> bool:
+        """Whether the memory is there still. Raises `Unusable`."""
+        try:
+            return cookies_match(leases)
+        except OSError as error:
+            if error.errno in _FORBIDDEN:
+                self._refuse(owner, f"{error.strerror}: the system lets no process access another's memory here (ptrace_scope, container)")
+            return False
+
+    def _refuse(self, owner: ProcAddress, why: str) -> None:
+        self.refused[owner.uid] = why
+        for key in [key for key in self._leases if key[0] == owner.uid]:
+            del self._leases[key]
+        if not self._warned:
+            self._warned = True
+            self._runtime.log.warning("buffers of %s are copied by messages, which is slower: process_vm_readv: %s", owner, why)
+        raise Unusable(why)
+
+    async def _run(self, owner: ProcAddress, jobs: Sequence[Any], leases: Sequence[Lease]) -> None:
+        users = list(dict.fromkeys(leases))
+        for lease in users:
+            lease.enter()
+        try:
+            for writes in (False, True):
+                pieces = [
+                    (job.memory.address, lease.grant.address + job.offset, job.size)
+                    for job, lease in zip(jobs, leases, strict=True)
+                    if job.write == writes
+                ]
+                if pieces:
+                    copy = _copy(users, writes)
+                    await self._copier.run(copy, list(slices(pieces, SLICE, MAX_PIECES - len(users))), 2)
+        except _Stale:
+            # The owner knows why; or the system, if it has ended.
+            await ask(self._runtime, owner, "buffer_open", [job.ref.key for job in jobs], False)
+            raise BufferGone("its memory was freed meanwhile") from None
+        finally:
+            for lease in users:
+                lease.leave()
+
+    async def revoke(self, message: Message, owner: str, key: int) -> None:
+        """A buffer is dropped: the answer comes when nothing here accesses it any more."""
+        lease = self._leases.pop((owner, key), None)
+        if lease is not None:
+            await lease.revoke()
+
+    def _peer_gone(self, peer: Peer) -> None:
+        uid = peer.address.uid
+        self.refused.pop(uid, None)
+        for key in [key for key in self._leases if key[0] == uid]:
+            self._leases.pop(key).revoked = True
+
+
+class _Stale(Exception):
+    """What was copied from, or should be copied to, is not there any more."""
+
+
+def cookies_match(leases: Sequence[Lease]) -> bool:
+    """Whether the processes and the memories are those that were lent. Raises `OSError` where one may not look."""
+    found, pieces = _cookie_pieces(leases)
+    try:
+        read(leases[0].grant.pid, pieces)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return False
+        raise
+    return bytes(found) == b"".join(lease.grant.cookie for lease in leases)
+
+
+def _cookie_pieces(leases: Sequence[Lease]) -> tuple[Any, list[Piece]]:
+    found = (ctypes.c_ubyte * (COOKIE_SIZE * len(leases)))()
+    base = ctypes.addressof(found)
+    return found, [(base + COOKIE_SIZE * index, lease.grant.cookie_address, COOKIE_SIZE) for index, lease in enumerate(leases)]
+
+
+def _copy(leases: Sequence[Lease], writes: bool) -> Callable[[list[Piece]], None]:
+    """What copies one part, in a thread. Raises `_Stale`, and `OSError`."""
+    pid = leases[0].grant.pid
+    expected = b"".join(lease.grant.cookie for lease in leases)
+
+    def copy(part: list[Piece]) -> None:
+        if any(lease.revoked for lease in leases):
+            raise _Stale
+        try:
+            if writes:
+                if not cookies_match(leases):
+                    raise _Stale
+                write(pid, part)
+            else:
+                found, cookies = _cookie_pieces(leases)
+                read(pid, [*part, *cookies])
+                if bytes(found) != expected:
+                    raise _Stale
+        except OSError as error:
+            if error.errno in _ABSENT:
+                raise _Stale from error
+            raise OSError(error.errno, os.strerror(error.errno or 0)) from error
+
+    return copy

@@ -1,0 +1,300 @@
+"""The accessor's half of one-sided buffers: how bytes get from a process's registered memory to here, and back.
+
+A `Job` is one copy. Those of a batch are grouped by owner and backend; each group is *opened*, which finds whatever is wrong with any of it
+before a byte is written, and then run, all of them at the same time.
+
+=========  =========================  ==========================================================================================
+backend    between                    how
+=========  =========================  ==========================================================================================
+local      one process                a copy in threads
+cma        processes of one host      ``process_vm_readv``, ``process_vm_writev`` in threads; the owner is asked once (`leases`)
+segment    the same                   messages whose bytes travel in shared memory, where the system has some
+tcp        any                        messages, a few at a time, so that others pass between them
+=========  =========================  ==========================================================================================
+
+Rules:
+
+* With ``auto`` the first that can is used. A backend that can't be used between two processes is not tried there again. One that is asked
+  for by name is used or fails.
+* When one group fails, the others are stopped, and have come to rest when the error is raised.
+* What comes of a copy that was cancelled or has failed halfway is a part of it. Up to `WINDOW` bytes that messages carry may still arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from monarch_async._channel.cma import MAX_PIECES, Piece, move
+from monarch_async._channel.memory import Memory, view_of
+from monarch_async._runtime.buffers import Buffers
+from monarch_async._runtime.copying import SLICE, Copier, slices
+from monarch_async._runtime.leases import Leases, Unusable
+from monarch_async._runtime.runtime import Runtime
+from monarch_async._runtime.service import ask
+from monarch_async.errors import ActorDied, ActorError, BufferGone, RDMAError
+from monarch_async.ids import ProcAddress
+
+__all__ = ["Job", "Ref", "Transfers"]
+
+PIECE = 1 << 20
+"""Bytes in one message."""
+WINDOW = 8 * PIECE
+"""Bytes of one batch that are under way to or from one process."""
+
+
+class Ref(NamedTuple):
+    """A buffer as others know it: whose it is, which one, and what its owner said of it when it was made."""
+
+    owner: ProcAddress
+    key: int
+    size: int
+    readonly: bool
+    dtype: str
+    shape: tuple[int, ...]
+    backend: str
+
+    def __str__(self) -> str:
+        return f"buffer {self.key:016x} of {self.owner} ({self.size} bytes)"
+
+
+class Job(NamedTuple):
+    """Copy `size` bytes between `offset` in a buffer and the beginning of memory here."""
+
+    ref: Ref
+    write: bool
+    memory: Memory
+    offset: int
+    size: int
+
+    def __str__(self) -> str:
+        name = "write_from" if self.write else "read_into"
+        return f"{name} of {self.size} bytes at {self.offset} of {self.ref}"
+
+
+class Backend(Protocol):
+    """One way to copy."""
+
+    async def open(self, owner: ProcAddress, jobs: Sequence[Job]) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Make sure that the jobs can be done; what is returned does them.
+
+        Raises `Unusable` where another backend has to, and `BufferGone` and `BufferMismatch`.
+        """
+
+
+class Transfers:
+    """The copies that this process makes. Used on its loop only; `table` is what owners ask of it."""
+
+    def __init__(self, runtime: Runtime, buffers: Buffers) -> None:
+        self._runtime = runtime
+        copier = Copier()
+        self._leases = Leases(runtime, copier)
+        messages = _Messages(runtime)
+        self._backends: dict[str, Backend] = {
+            "local": _Local(buffers, copier),
+            "cma": self._leases,
+            "segment": messages,
+            "tcp": messages,
+        }
+        self._copier = copier
+        runtime.tasks.start(self._close_at_end(), name="copying")
+
+    @property
+    def table(self) -> Mapping[str, Callable[..., Any]]:
+        return {"buffer_revoke": self._leases.revoke}
+
+    def backend_of(self, ref: Ref) -> str:
+        """What a copy would be made by, as far as is known."""
+        return next(self._candidates(ref))
+
+    def _candidates(self, ref: Ref) -> Iterator[str]:
+        """In the order in which they are to be tried."""
+        me = self._runtime.me
+        wanted = ref.backend if ref.backend != "auto" else self._runtime.options.rdma_backend
+        if wanted != "auto":
+            yield wanted
+        elif ref.owner.uid == me.uid:
+            yield "local"
+        elif ref.owner.host == me.host:
+            if ref.owner.uid not in self._leases.refused:
+                yield "cma"
+            yield "segment"
+        else:
+            yield "tcp"
+
+    async def run(self, jobs: Sequence[Job]) -> None:
+        """Do all of them, or raise what went wrong with the first that failed."""
+        groups: dict[tuple[str, str], list[Job]] = {}
+        for job in jobs:
+            groups.setdefault((job.ref.owner.uid, self.backend_of(job.ref)), []).append(job)
+        opened: list[Coroutine[Any, Any, None]] = []
+        try:
+            for group in groups.values():
+                opened.append(await self._open(group))
+            if len(opened) == 1:
+                await opened[0]
+            elif opened:
+                await _run_all(opened)
+        finally:
+            for coroutine in opened:
+                coroutine.close()  # one that has not begun; the others have ended
+
+    async def _open(self, jobs: Sequence[Job]) -> Coroutine[Any, Any, None]:
+        ref = jobs[0].ref
+        named = any(name != "auto" for name in (ref.backend, self._runtime.options.rdma_backend))
+        for name in self._candidates(ref):
+            try:
+                check_reach(name, ref.owner, self._runtime.me)
+                run = await _explained(name, jobs, self._backends[name].open(ref.owner, jobs))
+            except Unusable as error:
+                if named:
+                    raise RDMAError(f"{jobs[0]} by {name} failed: {error}", backend=name) from error
+                continue
+            return _explained(name, jobs, run())
+        raise AssertionError("the last backend can be used always")
+
+    async def _close_at_end(self) -> None:
+        try:
+            await self._runtime.loop.create_future()
+        finally:
+            self._copier.close()
+
+
+def check_reach(name: str, owner: ProcAddress, me: ProcAddress) -> None:
+    """Raise `Unusable` if a backend can't reach the owner."""
+    if name == "local" and owner.uid != me.uid:
+        raise Unusable(f"{owner} is another process")
+    if name in ("cma", "segment") and owner.host != me.host:
+        raise Unusable(f"{owner} is on another host")
+
+
+async def _explained(name: str, jobs: Sequence[Job], doing: Coroutine[Any, Any, Any]) -> Any:
+    """What went wrong, with what was to be done, and by what."""
+    what = f"{jobs[0]}{f' and {len(jobs) - 1} more' if len(jobs) > 1 else ''} by {name} failed"
+    try:
+        return await doing
+    except Unusable:
+        raise
+    except RDMAError as error:
+        raise type(error)(f"{what}: {error}", backend=name) from error
+    except ActorDied as error:
+        raise BufferGone(f"{what}: its process is gone: {error.reason or error}", backend=name) from error
+    except ActorError as error:
+        if "AttributeError" in error.type_name:  # no such service: no buffer was ever made in that process
+            raise BufferGone(f"{what}: its process has been started again since", backend=name) from error
+        raise RDMAError(f"{what}: {error}", backend=name) from error
+    except OSError as error:
+        raise RDMAError(f"{what}: {error}", backend=name) from error
+
+
+async def _run_all(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """All at once. At the first error the others are cancelled, and awaited."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+class _Local:
+    """Both memories are this process's."""
+
+    def __init__(self, buffers: Buffers, copier: Copier) -> None:
+        self._buffers = buffers
+        self._copier = copier
+
+    async def open(self, owner: ProcAddress, jobs: Sequence[Job]) -> Callable[[], Coroutine[Any, Any, None]]:
+        found = [(job, self._buffers.find(job.ref.key, write=job.write, end=job.offset + job.size)) for job in jobs]
+
+        async def run() -> None:
+            users = {registration for _, registration in found}
+            for user in users:
+                user.enter()
+            try:
+                pieces: list[Piece] = []
+                for job, registration in found:
+                    there = registration.memory.address + job.offset
+                    pieces.append((there, job.memory.address, job.size) if job.write else (job.memory.address, there, job.size))
+                overlap = any(here < there + size and there < here + size for here, there, size in pieces)
+                # What overlaps itself has to be moved as a whole.
+                parts = [pieces] if overlap else list(slices(pieces, SLICE, MAX_PIECES))
+
+                def copy(part: list[Piece]) -> None:
+                    if any(user.revoked for user in users):
+                        raise BufferGone("it was dropped meanwhile")
+                    move(part)
+
+                await self._copier.run(copy, parts, 2)
+            finally:
+                for user in users:
+                    user.leave()
+
+        return run
+
+
+class _Messages:
+    """The owner reads and writes, as it is told piece by piece."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    async def open(self, owner: ProcAddress, jobs: Sequence[Job]) -> Callable[[], Coroutine[Any, Any, None]]:
+        if len(jobs) > 1 or not jobs[0].size:  # else its first piece finds out
+            await ask(self._runtime, owner, "buffer_open", [job.ref.key for job in jobs], False)
+        return lambda: self._run(owner, jobs)
+
+    async def _run(self, owner: ProcAddress, jobs: Sequence[Job]) -> None:
+        under_way: deque[tuple[asyncio.Future[Any], list[memoryview]]] = deque()
+        try:
+            for write in (False, True):
+                for pieces in _messages([job for job in jobs if job.write == write]):
+                    if len(under_way) * PIECE >= WINDOW:
+                        await _arrive(*under_way.popleft())
+                    under_way.append(self._ask(owner, write, pieces))
+            while under_way:
+                await _arrive(*under_way.popleft())
+        finally:
+            for future, _ in under_way:
+                future.cancel()
+
+    def _ask(self, owner: ProcAddress, write: bool, pieces: Sequence[_Piece]) -> tuple[asyncio.Future[Any], list[memoryview]]:
+        parts = [(job.ref.key, job.offset + start, size) for job, start, size in pieces]
+        views = [view_of(job.memory, start, size) for job, start, size in pieces]
+        if write:
+            return ask(self._runtime, owner, "buffer_write", parts, [pickle.PickleBuffer(view) for view in views]), []
+        return ask(self._runtime, owner, "buffer_read", parts), views
+
+
+_Piece = tuple[Job, int, int]
+"""Of a job: from which of its bytes on, and how many."""
+
+
+def _messages(jobs: Sequence[Job]) -> Iterator[list[_Piece]]:
+    """What goes into one message: a piece of a large copy, or several small ones."""
+    pieces: list[_Piece] = []
+    room = PIECE
+    for job in jobs:
+        start = 0
+        while start < job.size:
+            size = min(room, job.size - start)
+            pieces.append((job, start, size))
+            start, room = start + size, room - size
+            if not room or len(pieces) == MAX_PIECES:
+                yield pieces
+                pieces, room = [], PIECE
+    if pieces:
+        yield pieces
+
+
+async def _arrive(future: asyncio.Future[Any], targets: Sequence[memoryview]) -> None:
+    """Pieces have been written there, or have come, and are put where they belong."""
+    answer = await future
+    for target, data in zip(targets, answer or (), strict=True):
+        target[:] = data

@@ -111,8 +111,8 @@ class Group:
             common = set.intersection(*map(set, kept))
             if common:
                 return max(common)
-            # Somebody is behind, or has just begun.
-            await self.wait(max(max(versions, default=1) for versions in kept))
+            # Somebody is behind: the oldest that others still have is the first that all can have.
+            await self.wait(max(min(versions, default=1) for versions in kept))
 
     def _layout(self, index: int, opened: Opened) -> Layout:
         known = self._layouts.setdefault(self.sources[index].life, {})

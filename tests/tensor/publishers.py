@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from monarch_async import Actor, concurrent_endpoint, current_rank, current_size, endpoint
+from monarch_async import Actor, concurrent_endpoint, context, endpoint
 from monarch_async.tensor import Published, StateDict, TensorSlice
 
 __all__ = ["Puller", "Sharded", "Trainer", "constant", "global_tensor", "mapped", "only_value"]
@@ -107,14 +103,10 @@ class Puller(Actor):
         return seen
 
     @endpoint
-    async def pull(self, handle: StateDict, **arguments: Any) -> tuple[int, dict[str, torch.Tensor], bool]:
+    async def pull(self, handle: StateDict) -> tuple[int, dict[str, torch.Tensor], bool]:
         """Version, tensors, and whether they are views."""
-        pulled = await handle.pull(**arguments)
+        pulled = await handle.pull()
         return pulled.version, dict(pulled), any(map(mapped, pulled.values()))
-
-    @endpoint
-    async def pull_into(self, handle: StateDict, target: dict[str, Any], **arguments: Any) -> tuple[int, dict[str, Any]]:
-        return await handle.pull_into(target, **arguments), target
 
     @endpoint
     def pull_in_thread(self, handle: StateDict, target: dict[str, Any]) -> int:
@@ -158,45 +150,16 @@ def global_tensor(rows: int, columns: int) -> torch.Tensor:
 class Sharded(Actor):
     """A rank of a group that has a matrix in slices."""
 
+    def place(self) -> tuple[int, int]:
+        """Which rank this is, and of how many, whatever slice was called."""
+        point = context().actor_instance.rank
+        return point.rank, point.extent.nelements
+
     @endpoint
     async def publish_rows(self, rows: int, columns: int, add: float = 0.0, slots: int = 3) -> StateDict:
         """This rank's share of the rows."""
-        rank, ranks = current_rank().rank, current_size()["ranks"]
+        rank, ranks = self.place()
         first, end = (rows * edge // ranks for edge in (rank, rank + 1))
         mine = global_tensor(rows, columns)[first:end] + add
-        state = {"w": TensorSlice(mine, (rows, columns), (first, 0)), "same": torch.full((3,), add)}
+        state: dict[str, Any] = {"w": TensorSlice(mine, (rows, columns), (first, 0)), "same": torch.full((3,), add)}
         return await StateDict.publish(state, name="rows", slots=slots)
-
-    @endpoint
-    def join(self, path: str) -> None:
-        """Make the process group, which DTensors need."""
-        rank, ranks = current_rank().rank, current_size()["ranks"]
-        dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=ranks)
-        self.mesh = init_device_mesh("cpu", (ranks,))
-
-    @endpoint
-    def publish_dtensor(self, rows: int, columns: int) -> StateDict:
-        state = {
-            "w": distribute_tensor(global_tensor(rows, columns), self.mesh, [Shard(0)]),
-            "r": distribute_tensor(global_tensor(3, 3), self.mesh, [Replicate()]),
-        }
-        return StateDict.publish(state, name="dtensors").get()
-
-    @endpoint
-    def pull_dtensor(self, handle: StateDict, rows: int, columns: int) -> tuple[bool, bool]:
-        """Into other shards than were published; whether what came is right."""
-        w = distribute_tensor(torch.zeros(rows, columns), self.mesh, [Shard(1)])
-        r = distribute_tensor(torch.zeros(3, 3), self.mesh, [Shard(0)])
-        handle.pull_into({"w": w, "r": r}).get()
-        return torch.equal(w.full_tensor(), global_tensor(rows, columns)), torch.equal(r.full_tensor(), global_tensor(3, 3))
-
-    @endpoint
-    def leave(self) -> None:
-        dist.destroy_process_group()
-
-
-async def settle(condition: Any, timeout: float = 5.0) -> None:
-    """Until it is true; raises `TimeoutError`."""
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.005)

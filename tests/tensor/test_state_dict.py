@@ -22,7 +22,7 @@ LARGE = 1 << 20
 @pytest.fixture
 async def pair() -> ProcMesh:
     """Two processes."""
-    return this_host().spawn_procs({"gpus": 2}, name="pair", preload=["torch"])
+    return this_host().spawn_procs({"gpus": 2}, name="pair", preload=["tests.tensor.publishers"])
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def test_new_tensors_on_one_host_are_views(trainer: Any, puller: Any) -> N
 async def test_no_reader_sees_a_torn_version(views: bool) -> None:
     """While one publishes as fast as it can, three pull as fast as they can: each version has one value everywhere, its own."""
     elements, last = 200_000, 60
-    procs = this_host().spawn_procs({"procs": 4}, name="crowd", preload=["torch"], env={"OMP_NUM_THREADS": "1"})
+    procs = this_host().spawn_procs({"procs": 4}, name="crowd", preload=["tests.tensor.publishers"], env={"OMP_NUM_THREADS": "1"})
     trainer = procs.slice(procs=0).spawn("trainer", Trainer)
     pullers = procs.slice(procs=slice(1, 4)).spawn("pullers", Puller)
     handle = await trainer.publish.call_one(1, elements)
@@ -140,7 +140,7 @@ async def test_by_messages_too(trainer: Any) -> None:
     handle = await trainer.publish.call_one(1, LARGE)
     before = Options()
     configure(rdma_backend="tcp")
-    procs = this_host().spawn_procs(name="far", preload=["torch"])
+    procs = this_host().spawn_procs(name="far", preload=["tests.tensor.publishers"])
     try:
         puller = procs.spawn("puller", Puller)
         following = puller.follow.call_one(handle, 20, LARGE, False)
@@ -223,7 +223,7 @@ async def test_what_is_no_tensor_is_refused_at_once() -> None:
         StateDict.publish({"w": torch.zeros(2, 2).to_sparse()})
     with pytest.raises(TypeError, match="'w' has no plain memory"):
         StateDict.publish({"w": torch.zeros(2, 2, device="meta")})
-    with pytest.raises(ValueError, match="a slice of shape .* is not within"):
+    with pytest.raises(ValueError, match="is not within a tensor of shape"):
         StateDict.publish({"w": TensorSlice(torch.zeros(2, 2), (3, 2), (2, 0))})
     with pytest.raises(UsageError, match="at least 2 slots"):
         StateDict.publish({}, slots=1)
@@ -320,7 +320,7 @@ async def test_little_shared_memory(caplog: pytest.LogCaptureFixture) -> None:
     configure(segment_bytes=1 << 20)
     try:
         published = await StateDict.publish(constant(7, LARGE))
-        puller = this_host().spawn_procs(name="there", preload=["torch"]).spawn("puller", Puller)
+        puller = this_host().spawn_procs(name="there", preload=["tests.tensor.publishers"]).spawn("puller", Puller)
         version, tensors, _ = await puller.pull.call_one(published)
         assert (1, 7) == (version, only_value(tensors))
         assert 7 == await puller.pull_in_thread.call_one(published, constant(0, LARGE))
@@ -331,7 +331,7 @@ async def test_little_shared_memory(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_slices_of_several_ranks() -> None:
     """Rows of three ranks are put together to the whole, to columns, and to a block across all; replicas are read once."""
-    procs = this_host().spawn_procs({"ranks": 3}, name="ranks", preload=["torch"])
+    procs = this_host().spawn_procs({"ranks": 3}, name="ranks", preload=["tests.tensor.publishers"])
     ranks = procs.spawn("ranks", Sharded)
     whole = global_tensor(300, 1000)
     handle = StateDict.gather(list((await ranks.publish_rows.call(300, 1000)).values()))
@@ -352,7 +352,7 @@ async def test_slices_of_several_ranks() -> None:
 
 async def test_ranks_that_are_not_at_the_same_version() -> None:
     """A reader gets the newest version that all have, and waits where there is none; never parts of two."""
-    procs = this_host().spawn_procs({"ranks": 2}, name="ranks", preload=["torch"])
+    procs = this_host().spawn_procs({"ranks": 2}, name="ranks", preload=["tests.tensor.publishers"])
     ranks = procs.spawn("ranks", Sharded)
     one, two = (ranks.slice(ranks=rank) for rank in (0, 1))
     handle = StateDict.gather(list((await ranks.publish_rows.call(4, 3, slots=2)).values()))
@@ -373,19 +373,6 @@ async def test_ranks_that_are_not_at_the_same_version() -> None:
     assert await behind
     await two.publish_rows.call_one(4, 3, 200.0)
     assert await pulled(3)
-
-
-async def test_dtensors(tmp_path: Any) -> None:
-    """What two ranks have as rows, two ranks get as columns, and a process without any group as a whole."""
-    procs = this_host().spawn_procs({"ranks": 2}, name="ranks", preload=["torch"])
-    ranks = procs.spawn("ranks", Sharded)
-    await ranks.join.call(str(tmp_path / "store"))
-    handle = StateDict.gather(list((await ranks.publish_dtensor.call(7, 5)).values()))
-    assert [(True, True)] * 2 == list((await ranks.pull_dtensor.call(handle, 7, 5)).values())
-    pulled = await handle.pull()
-    assert torch.equal(global_tensor(7, 5), pulled["w"])
-    assert torch.equal(global_tensor(3, 3), pulled["r"])
-    await ranks.leave.call()
 
 
 async def test_in_one_process() -> None:

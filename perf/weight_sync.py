@@ -2,8 +2,8 @@
 
     python perf/weight_sync.py [--mib N] [--rounds N]
 
-A publisher and a puller, on this host and then with the puller behind a worker on loopback, which is another host to it: there weights go by
-TCP. Figures are medians of the rounds; within a round each is divided by the copy that was made just before it, by `torch.Tensor.copy_`
+A publisher and a puller, on this host and then with the puller behind a worker on loopback, which is another host to it: there weights go
+by TCP. Figures are medians of the rounds; within a round each is divided by the copy that was made just before it, by `torch.Tensor.copy_`
 in one thread, between memories that are warm.
 """
 
@@ -110,23 +110,14 @@ async def measure(publisher: Publisher, puller: Puller, where: str, mib: int, ro
     print(f"{'a copy':34} {1e3 * statistics.median(copies):9.2f} ms")
 
 
-async def run(mib: int, rounds: int) -> None:
+async def run(mib: int, rounds: int, url: str, key: str) -> None:
     print(f"{mib} MiB in {TENSORS} tensors, {rounds} rounds")
     here = this_host().spawn_procs({"procs": 2}, name="here", preload=["torch"])
     publisher = here.slice(procs=0).spawn("publisher", Publisher, mib)
     await measure(publisher, here.slice(procs=1).spawn("puller", Puller, mib), "same host", mib, rounds)
-    with tempfile.TemporaryDirectory() as folder:
-        key = Path(folder, "key")
-        key.touch(0o600)
-        key.write_bytes(os.urandom(32))
-        command = [sys.executable, "-m", "monarch_async", "worker", "--listen", "tcp://127.0.0.1:0", "--key-file", str(key)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
-            assert worker.stdout is not None
-            url = worker.stdout.readline().split()[-1]
-            there = attach_to_workers([url], key=str(key)).spawn_procs(name="there", preload=["torch"])
-            await measure(publisher, there.spawn("puller", Puller, mib), "over TCP", mib, rounds)
-            await shutdown()
-            worker.terminate()
+    there = attach_to_workers([url], key=key).spawn_procs(name="there", preload=["torch"])
+    await measure(publisher, there.spawn("puller", Puller, mib), "over TCP", mib, rounds)
+    await shutdown()
 
 
 def main() -> None:
@@ -134,7 +125,17 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256, help="size of the weights (default: 256)")
     parser.add_argument("--rounds", type=int, default=9, help="how often (default: 9)")
     options = parser.parse_args()
-    asyncio.run(run(options.mib, options.rounds))
+    with tempfile.TemporaryDirectory() as folder:
+        key = Path(folder, "key")
+        key.touch(0o600)
+        key.write_bytes(os.urandom(32))
+        command = [sys.executable, "-m", "monarch_async", "worker", "--listen", "tcp://127.0.0.1:0", "--key-file", str(key)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
+            try:
+                asyncio.run(run(options.mib, options.rounds, worker.stdout.readline().split()[-1], str(key)))
+            finally:
+                worker.terminate()
 
 
 if __name__ == "__main__":

@@ -129,8 +129,9 @@ class Puller(Actor):
 
     @endpoint
     async def lease(self, handle: StateDict) -> int:
-        """Hold the newest version until `let_go`, as a pull that is under way."""
+        """Hold the newest version until `let_go`, as a pull that is under way, and reads the buffer."""
         opened, _ = await self.stack.enter_async_context(handle._group.opened())
+        await opened[0].buffer.read_into(bytearray(opened[0].buffer.size))
         return opened[0].version
 
     @endpoint

@@ -14,8 +14,8 @@ Rules:
 * A handle stands for actors, whichever life of them: after a restart it finds what the next life publishes under the same name, with a
   higher version. Until then it raises `PublisherGone`. The same actor is that of the same rank in the same mesh.
 * `update` must be awaited before the tensors change; `pull_into` before they are used. Both leave the event loop free.
-* A pull that fails after it has begun to write (`PublisherGone`, cancelled, timed out) leaves a mixture in its target: pull again before
-  using it.
+* A pull that ends in the middle leaves a mixture in its target: one that is cancelled, times out, or comes from another host whose
+  publisher has gone meanwhile. Pull again before using it.
 * Nothing is recorded for autograd.
 """
 
@@ -24,7 +24,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import torch
@@ -42,11 +43,14 @@ from monarch_async.tensor.state_group import Group
 from monarch_async.tensor.state_parts import Only, Part, State, chooser, pack, parts_of
 from monarch_async.tensor.state_pull import (
     Pulled,
+    Sources,
     Torn,
+    check,
     check_word,
     in_thread,
     is_whole,
     new_parts,
+    put_all,
     read_block,
     read_parts,
     sources_of,
@@ -135,10 +139,7 @@ class StateDict:
         parts = {key: part for key, part in parts_of(target).items() if wanted(key)}
 
         async def take(opened: Sequence[Opened], layouts: Sequence[Layout]) -> int:
-            place = await read_parts(self.name, sources_of(layouts, wanted), parts, [each.buffer for each in opened])
-            await self._check(opened, layouts)
-            if place is not None:
-                await in_thread(place)
+            await self._read(sources_of(layouts, wanted), parts, opened, layouts)
             return opened[0].version
 
         return self._future(self._pull(take, newer_than), timeout)
@@ -154,12 +155,13 @@ class StateDict:
         async def take(opened: Sequence[Opened], layouts: Sequence[Layout]) -> Pulled:
             sources, version = sources_of(layouts, wanted), opened[0].version
             if len(opened) == 1 and is_whole(sources):
-                return Pulled(tensors_in(await self._block(opened[0], layouts[0], sources), sources), version)
-            parts: dict[str, Part] = new_parts(sources)
-            place = await read_parts(self.name, sources, parts, [each.buffer for each in opened])
-            await self._check(opened, layouts)
-            if place is not None:
-                await in_thread(place)
+                block = (await self._views([0], opened, layouts)).get(0)
+                if block is None:
+                    block = await read_block(sources, layouts[0], opened[0].buffer)
+                    await check_word(layouts[0], opened[0].buffer, version)
+                return Pulled(tensors_in(block, sources), version)
+            parts = new_parts(sources)
+            await self._read(sources, parts, opened, layouts)
             return Pulled({key: part.tensor for key, part in parts.items()}, version)
 
         return self._future(self._pull(take, newer_than), timeout)
@@ -199,18 +201,25 @@ class StateDict:
                     if not left:
                         raise
 
-    async def _block(self, opened: Opened, layout: Layout, sources: Any) -> Tensor:
-        if opened.buffer.backend in ("cma", "segment"):
-            block = await self._group.ask(0, lambda keeper: keeper.view.call_one(opened.lease))
-            if block is None or WORD.unpack(block[layout.size :].numpy().tobytes()) != (opened.version,):
-                raise Torn(f"version {opened.version} was given up before it could be had")
-            return torch.as_tensor(block)
-        read = await read_block(sources, layout, opened.buffer)
-        await check_word(layout, opened.buffer, opened.version)
-        return read
+    async def _read(self, sources: Sources, parts: Mapping[str, Part], opened: Sequence[Opened], layouts: Sequence[Layout]) -> None:
+        """Write to the parts what is published."""
+        reads = check(self.name, sources, parts)
+        from_whom = sorted({read.source for read in reads})
+        views = await self._views(from_whom, opened, layouts)
+        puts = await read_parts(reads, [each.buffer for each in opened], views)
+        others = [index for index in from_whom if index not in views]
+        await asyncio.gather(*(check_word(layouts[index], opened[index].buffer, opened[index].version) for index in others))
+        await put_all(puts)
 
-    async def _check(self, opened: Sequence[Opened], layouts: Sequence[Layout]) -> None:
-        await asyncio.gather(*(check_word(layout, each.buffer, each.version) for each, layout in zip(opened, layouts, strict=True)))
+    async def _views(self, from_whom: Sequence[int], opened: Sequence[Opened], layouts: Sequence[Layout]) -> dict[int, Tensor]:
+        """Views of what publishers on this host have published, by publisher. Raises `Torn`."""
+        here = [index for index in from_whom if opened[index].shared and opened[index].buffer.backend in ("cma", "segment")]
+        blocks = await asyncio.gather(*(self._group.view(index, opened[index].lease) for index in here))
+        for index, block in zip(here, blocks, strict=True):
+            version = opened[index].version
+            if block is None or WORD.unpack(block[layouts[index].size :].numpy().tobytes()) != (version,):
+                raise Torn(f"version {version} was given up before it could be had")
+        return {index: block for index, block in zip(here, blocks, strict=True) if block is not None}
 
 
 class Published(StateDict):
@@ -249,13 +258,13 @@ class Published(StateDict):
             known = self._directory or await self._enter()
             numbered = known.number.call_one(self._key, version)
             await self._shelf.make_room()
-            block = await in_thread(_fill, layout, copies)
+            block, shared = await in_thread(lambda given_up: _fill(layout, copies, given_up))
             last, number = await numbered
             if number <= last:
                 raise UsageError(f"version {version} of {self.name!r} is not higher than the last, {last}")
             if self.over:
                 raise UsageError(f"{self._who} has ended before {self.name!r} was published")
-            self._shelf.add(number, layout, block)
+            self._shelf.add(number, layout, block, shared)
         return self
 
     async def _enter(self) -> Directory:
@@ -276,23 +285,25 @@ _published: dict[str, Published] = {}
 """What the actors of this process publish, by key."""
 
 
-def _memory(size: int) -> memoryview:
-    """Shared memory; other memory, from which no pull is without a copy, where there is none left."""
+def _memory(size: int) -> tuple[memoryview, bool]:
+    """Shared memory, and whether it is that; other memory, from which no pull is without a copy, where there is none left."""
     try:
-        return shared_buffer(size)
+        return shared_buffer(size), True
     except MemoryError as error:
         _log.warning("a version of a state dict is in memory that is not shared, so that pulls of it are slower: %s", error)
         array: Any = torch.empty(size, dtype=torch.uint8).numpy()
-        return memoryview(array)
+        return memoryview(array), False
 
 
-def _fill(layout: Layout, copies: Sequence[tuple[int, Tensor]]) -> memoryview:
-    """A block with the tensors; its word is wiped."""
-    memory = _memory(layout.size + WORD.size)
+def _fill(layout: Layout, copies: Sequence[tuple[int, Tensor]], given_up: threading.Event) -> tuple[memoryview, bool]:
+    """A block with the tensors, and whether it is shared memory; its word is wiped."""
+    memory, shared = _memory(layout.size + WORD.size)
     WORD.pack_into(memory, layout.size, 0)
     block = torch.frombuffer(memory, dtype=torch.uint8)
     with torch.no_grad():
         for offset, tensor in copies:
+            if given_up.is_set():
+                break
             view = block[offset : offset + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
             view.copy_(tensor)
-    return memory
+    return memory, shared

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from torch import Tensor
+
 from monarch_async.errors import ActorDied
 from monarch_async.future import Future
 from monarch_async.tensor.layout import Layout
@@ -57,6 +59,10 @@ class Group:
     async def ask_all(self, call: Callable[[Keeper], Future[R]]) -> list[R]:
         """Ask all of them at the same time."""
         return await asyncio.gather(*(self.ask(index, call) for index in range(len(self.sources))))
+
+    async def view(self, index: int, lease: int) -> Tensor | None:
+        """All bytes of a version of one publisher of this host, without a copy; `None` if it is on lease no more."""
+        return await self.ask(index, lambda keeper: keeper.view.call_one(lease))
 
     async def wait(self, version: int) -> int:
         """Until each has this version or a newer one; the newest that each has had."""

@@ -9,7 +9,7 @@ Rules:
   that is on lease only when the lease is over.
 * A lease is over when its reader says so, or has not renewed it for `lease` seconds: a reader that has died or is frozen holds the
   publisher up for so long and no longer. One that is slow renews it and is waited for.
-* What a reader has *views* of (a pull without a copy) stays as it is for as long as the views live: that is the shared memory's own
+* What a reader has *views* of (see `state_pull`) stays as it is for as long as the views live: that is the shared memory's own
   count. It takes no slot, since another block is taken for the next version.
 * A version goes in three steps: its *word*, which is its number behind its last byte, is wiped; its buffer is dropped, which ends what is
   still reading from it; its memory is given back. A reader looks at the word after it has read, so it can't take one for the other even if
@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -48,15 +48,18 @@ class Opened(NamedTuple):
     layout: Layout | None
     """Not told to who knows that number."""
     buffer: RDMABuffer
+    shared: bool
+    """Whether it lies in shared memory, so that it can be viewed."""
 
 
 class _Version:
     """One that can be read."""
 
-    __slots__ = ("block", "buffer", "layout", "layout_number", "leases")
+    __slots__ = ("block", "buffer", "layout", "layout_number", "leases", "shared")
 
-    def __init__(self, block: memoryview, buffer: RDMABuffer, layout: Layout, layout_number: int) -> None:
+    def __init__(self, block: memoryview, shared: bool, buffer: RDMABuffer, layout: Layout, layout_number: int) -> None:
         self.block = block
+        self.shared = shared
         self.buffer = buffer
         self.layout = layout
         self.layout_number = layout_number
@@ -96,13 +99,13 @@ class Shelf:
             except TimeoutError:
                 continue
 
-    def add(self, number: int, layout: Layout, block: memoryview) -> None:
+    def add(self, number: int, layout: Layout, block: memoryview, shared: bool) -> None:
         """From now on this is the newest version."""
         newest = list(self._versions.values())[-1:]
         if not newest or newest[0].layout != layout:
             self._layout_number += 1
         WORD.pack_into(block, layout.size, number)
-        self._versions[number] = _Version(block, RDMABuffer(block), layout, self._layout_number)
+        self._versions[number] = _Version(block, shared, RDMABuffer(block), layout, self._layout_number)
         self._change()
 
     async def _retire(self, number: int) -> None:
@@ -136,7 +139,7 @@ class Shelf:
         self._leased[lease] = number
         version.leases[lease] = asyncio.get_running_loop().time() + self.lease
         layout = None if known == version.layout_number else version.layout
-        return Opened(lease, self.lease / 3, number, version.layout_number, layout, version.buffer)
+        return Opened(lease, self.lease / 3, number, version.layout_number, layout, version.buffer, version.shared)
 
     def renew(self, lease: int) -> None:
         """Go on, if it isn't over."""
@@ -201,5 +204,5 @@ class Keeper(Actor):
         self._shelf.end(lease)
 
     @concurrent_endpoint
-    async def view(self, lease: int) -> Any:
+    async def view(self, lease: int) -> torch.Tensor | None:
         return self._shelf.view(lease)

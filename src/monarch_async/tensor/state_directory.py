@@ -1,0 +1,60 @@
+"""Who publishes what, and under which number: one actor of the job, in the client's process, which outlives the publishers.
+
+A publisher is an actor, whichever life of it, and a name: its `key`. It counts the versions, so that a publisher that was started again
+goes on counting where it was, and knows where it is now, for those who knew it before. It is asked once for each version that is published,
+while that is being copied; who pulls asks only when a publisher is not where it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from monarch_async.actor import Actor
+from monarch_async.controllers import get_or_spawn_controller
+from monarch_async.endpoints import endpoint
+from monarch_async.future import Future
+
+__all__ = ["Directory", "Source", "directory"]
+
+
+class Source(NamedTuple):
+    """Where the versions of one publisher are."""
+
+    key: str
+    who: str
+    """The publisher, for people: ``trainers[0]``."""
+    life: str
+    """Differs from one life of a publisher to the next."""
+    keeper: Any
+    """The `Keeper` in its process."""
+
+
+class Directory(Actor):
+    """See the module's docstring."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, Source] = {}
+        self._versions: dict[str, int] = {}
+
+    @endpoint
+    async def enter(self, source: Source) -> None:
+        """From now on this is where the versions of its key are."""
+        self._sources[source.key] = source
+
+    @endpoint
+    async def find(self, key: str) -> Source | None:
+        """Where the versions are, or were last."""
+        return self._sources.get(key)
+
+    @endpoint
+    async def number(self, key: str, version: int | None) -> tuple[int, int]:
+        """The last version of a key until now, and the number of the next, which is `version` if that is given and higher."""
+        last = self._versions.get(key, 0)
+        new = last + 1 if version is None else max(version, last)
+        self._versions[key] = new
+        return last, new
+
+
+def directory() -> Future[Directory]:
+    """That of this job."""
+    return get_or_spawn_controller("monarch_async state dicts", Directory)

@@ -47,7 +47,7 @@ LAYERS: dict[str, list[str]] = {
     ),
     "L4": words(
         """supervise ambient value_mesh future sent port endpoints target sending checkpoints actor spawned members lifetime mesh watching
-        checkup processes procs_lifetime procs host supervisors workers info controllers lowlevel proc_entry"""
+        exchange checkup processes procs_lifetime procs host supervisors workers info controllers lowlevel proc_entry"""
     ),
     "L5": words("tensor parallel testing observe jobs"),
     "L6": words("console dashboard cli __main__"),

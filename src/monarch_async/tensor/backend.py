@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
@@ -41,7 +41,8 @@ class Running(Protocol):
 class Backend(Protocol):
     """See the module's text. Members are numbered by their index in the group."""
 
-    name: str
+    name: ClassVar[str]
+    device_type: ClassVar[str]
     process_group: dist.ProcessGroup
 
     def connect(self, store: Store, me: int, size: int, timeout: float) -> None:
@@ -167,7 +168,8 @@ _devices = _Devices()
 class GlooBackend:
     """Over TCP, for tensors in host memory. `host` is the address of this one that the other members reach."""
 
-    name = "gloo"
+    name: ClassVar[str] = "gloo"
+    device_type: ClassVar[str] = "cpu"
     process_group: dist.ProcessGroup
 
     def __init__(self, host: str) -> None:

@@ -178,7 +178,7 @@ class Communicator:
             raise UsageError(
                 f"torch's default group in this process has not the members of {self._group.name}: a DeviceMesh names ranks by that one"
             )
-        device = "cuda" if self._settings[0] == "nccl" else "cpu"
+        device = self._kind.device_type
         if len(names) == 1:
             return DeviceMesh.from_group(self.process_group, device, mesh_dim_names=names)
         table = torch.tensor(places).view([self._circle.me.extent[name] for name in names])
@@ -220,7 +220,7 @@ class Communicator:
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, timeout: float | None = None) -> Future[torch.Tensor]:
         """Give every member the values of one's tensor, in place."""
-        return self._run(make.broadcast(self._kind, tensor, self._member(source)), timeout)
+        return self._run(make.broadcast(self._kind, self.size, self.rank, tensor, self._member(source)), timeout)
 
     def all_gather(self, tensor: torch.Tensor, *, timeout: float | None = None) -> Future[list[torch.Tensor]]:
         """The tensors of all members, at each. They may differ in their first dimension."""
@@ -234,8 +234,7 @@ class Communicator:
         self, tensors: Sequence[torch.Tensor] | None = None, source: int = 0, *, timeout: float | None = None
     ) -> Future[torch.Tensor]:
         """From one, a tensor to each member; the others give `None`. They may differ in shape."""
-        device = "cuda" if self._settings[0] == "nccl" else "cpu"
-        return self._run(make.scatter(self._kind, self.size, self.rank, tensors, self._member(source), device), timeout)
+        return self._run(make.scatter(self._kind, self.size, self.rank, tensors, self._member(source)), timeout)
 
     def reduce_scatter(
         self,

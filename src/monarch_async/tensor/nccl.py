@@ -18,7 +18,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -69,7 +69,8 @@ class _OnDevice:
 class NcclBackend:
     """Over NCCL, on the device that is current where it connects."""
 
-    name = "nccl"
+    name: ClassVar[str] = "nccl"
+    device_type: ClassVar[str] = "cuda"
     process_group: dist.ProcessGroup
 
     def __init__(self, host: str) -> None:

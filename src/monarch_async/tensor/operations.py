@@ -19,6 +19,7 @@ import torch
 
 from monarch_async.errors import CollectiveMismatch, UsageError
 from monarch_async.tensor.backend import Backend, Running, Together
+from monarch_async.tensor.inline import is_small, pack, small_broadcast, small_reduction, unpack
 from monarch_async.tensor.operation import Operation
 from monarch_async.tensor.reductions import (
     HEAVY,
@@ -50,6 +51,15 @@ Size = tuple[int, ...]
 
 def kind_of(tensor: torch.Tensor) -> tuple[str, str]:
     return str(tensor.dtype).removeprefix("torch."), tensor.device.type
+
+
+def check_tensors(backend: Kind, *tensors: torch.Tensor) -> None:
+    """Raises `TypeError` for what the backend can't take."""
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            raise TypeError(f"a dense tensor is wanted, not {tensor!r}")
+        if tensor.device.type != backend.device_type:
+            raise TypeError(f"the backend {backend.name!r} moves tensors on {backend.device_type!r}, and this one is on {tensor.device}")
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -106,7 +116,11 @@ def _heavy(*tensors: torch.Tensor) -> bool:
 
 
 def all_reduce(backend: Kind, size: int, tensor: torch.Tensor, op: Reduction, premul: float | None) -> Operation:
+    check_tensors(backend, tensor)
     check_reduction(op, tensor.dtype, premul)
+    signature = Signature("all_reduce", (op, *kind_of(tensor), tuple(tensor.shape)))
+    if is_small(tensor, size):
+        return small_reduction(signature, tensor, op, premul, True)
     staged = Staged(tensor, carrier_to_reduce(backend, tensor.dtype), bits=False, factor=premul)
 
     def launch(backend: Backend, views: Sequence[Signature]) -> Running | None:
@@ -118,13 +132,16 @@ def all_reduce(backend: Kind, size: int, tensor: torch.Tensor, op: Reduction, pr
         staged.put_back()
         return tensor
 
-    signature = Signature("all_reduce", (op, *kind_of(tensor), tuple(tensor.shape)))
     prepare = staged.make if staged.copies else None
     return Operation(signature, launch=launch, prepare=prepare, finish=finish, heavy=_heavy(tensor))
 
 
 def reduce(backend: Kind, size: int, me: int, tensor: torch.Tensor, to: int, op: Reduction, premul: float | None) -> Operation:
+    check_tensors(backend, tensor)
     check_reduction(op, tensor.dtype, premul)
+    signature = Signature("reduce", (op, f"to {to}", *kind_of(tensor), tuple(tensor.shape)))
+    if is_small(tensor, size):
+        return small_reduction(signature, tensor, op, premul, me == to)
     # Where the result does not go, the backend may use the tensor to calculate in.
     staged = Staged(tensor, carrier_to_reduce(backend, tensor.dtype), bits=False, factor=premul, copy=me != to)
 
@@ -138,12 +155,15 @@ def reduce(backend: Kind, size: int, me: int, tensor: torch.Tensor, to: int, op:
             staged.put_back()
         return tensor
 
-    signature = Signature("reduce", (op, f"to {to}", *kind_of(tensor), tuple(tensor.shape)))
     prepare = staged.make if staged.copies else None
     return Operation(signature, launch=launch, prepare=prepare, finish=finish, heavy=_heavy(tensor))
 
 
-def broadcast(backend: Kind, tensor: torch.Tensor, source: int) -> Operation:
+def broadcast(backend: Kind, size: int, me: int, tensor: torch.Tensor, source: int) -> Operation:
+    check_tensors(backend, tensor)
+    signature = Signature("broadcast", (f"from {source}", *kind_of(tensor), tuple(tensor.shape)))
+    if is_small(tensor, size):
+        return small_broadcast(signature, tensor, me, source)
     staged = Staged(tensor, carrier_to_move(backend, tensor.dtype), bits=True)
 
     def launch(backend: Backend, views: Sequence[Signature]) -> Running | None:
@@ -153,39 +173,46 @@ def broadcast(backend: Kind, tensor: torch.Tensor, source: int) -> Operation:
         staged.put_back()
         return tensor
 
-    signature = Signature("broadcast", (f"from {source}", *kind_of(tensor), tuple(tensor.shape)))
     prepare = staged.make if staged.copies else None
     return Operation(signature, launch=launch, prepare=prepare, finish=finish, heavy=_heavy(tensor))
 
 
 def all_gather(backend: Kind, size: int, me: int, tensor: torch.Tensor) -> Operation:
+    check_tensors(backend, tensor)
     carrier = carrier_to_move(backend, tensor.dtype)
-    staged = Staged(tensor, carrier, bits=True)
     scale = tensor.dtype.itemsize // carrier.itemsize
-    outs: list[torch.Tensor] = []
+    own: tuple[Any, ...] = (tuple(tensor.shape),)
+    if is_small(tensor, size):  # each for itself: some may be small and others not
+        own = (*own, pack(tensor))
+    staged = Staged(tensor, carrier, bits=True)
     shapes: list[Size] = []
+    outs: list[torch.Tensor] = []
+    inline: list[bytes] = []
     own_part_is_missing = False
 
     def launch(backend: Backend, views: Sequence[Signature]) -> Running | None:
         nonlocal own_part_is_missing
         shapes.extend(view.own[0] for view in views)
+        if all(len(view.own) == 2 for view in views):
+            inline.extend(view.own[1] for view in views)
+            return None
         sizes = [math.prod(shape) * scale for shape in shapes]
         whole = torch.empty(sum(sizes), dtype=carrier, device=tensor.device)
         outs.extend(torch.split(whole, sizes))
-        if not whole.numel():
-            return None
         if len(set(sizes)) == 1:
-            return backend.all_gather(whole, staged.flat)
+            return backend.all_gather(whole, staged.flat) if whole.numel() else None
         own_part_is_missing = True
         parts = [staged.flat if index == me else out for index, out in enumerate(outs)]
         return Together([backend.broadcast(part, index) for index, part in enumerate(parts) if part.numel()])
 
     def finish() -> list[torch.Tensor]:
+        if inline:
+            return [unpack(data, tensor.dtype, shape) for data, shape in zip(inline, shapes, strict=True)]
         if own_part_is_missing:
             outs[me].copy_(staged.flat)
         return [out.view(tensor.dtype).view(shape) for out, shape in zip(outs, shapes, strict=True)]
 
-    signature = Signature("all_gather", (*kind_of(tensor), tuple(tensor.shape[1:]), f"{tensor.dim()}-d"), (tuple(tensor.shape),))
+    signature = Signature("all_gather", (*kind_of(tensor), tuple(tensor.shape[1:]), f"{tensor.dim()}-d"), own)
     prepare = staged.make if staged.copies else None
     return Operation(signature, launch=launch, prepare=prepare, finish=finish, heavy=_heavy(tensor))
 
@@ -231,6 +258,7 @@ class Exchange:
 def all_to_all(backend: Kind, size: int, me: int, tensors: Sequence[torch.Tensor]) -> Operation:
     if len(tensors) != size:
         raise UsageError(f"all_to_all takes a tensor for each of the {size} members, and not {len(tensors)}")
+    check_tensors(backend, *tensors)
     if len({kind_of(tensor) for tensor in tensors}) != 1:
         raise UsageError("the tensors of one all_to_all must be of one dtype and on one kind of device")
     exchange = Exchange(backend, me, tensors, kind_of(tensors[0]))
@@ -244,6 +272,7 @@ def all_to_all(backend: Kind, size: int, me: int, tensors: Sequence[torch.Tensor
 
 
 def gather(backend: Kind, size: int, me: int, tensor: torch.Tensor, to: int) -> Operation:
+    check_tensors(backend, tensor)
     exchange = Exchange(backend, me, [tensor if index == to else None for index in range(size)], kind_of(tensor))
 
     def launch(backend: Backend, views: Sequence[Signature]) -> Running | None:
@@ -257,7 +286,8 @@ def gather(backend: Kind, size: int, me: int, tensor: torch.Tensor, to: int) -> 
     return Operation(signature, launch=launch, prepare=exchange.make, finish=finish, heavy=exchange.heavy)
 
 
-def scatter(backend: Kind, size: int, me: int, tensors: Sequence[torch.Tensor] | None, source: int, device: str) -> Operation:
+def scatter(backend: Kind, size: int, me: int, tensors: Sequence[torch.Tensor] | None, source: int) -> Operation:
+    check_tensors(backend, *(tensors or ()))
     if (me == source) != (tensors is not None):
         raise UsageError(f"scatter from {source} takes the tensors there, one for each member, and None elsewhere")
     if tensors is not None and (len(tensors) != size or len({kind_of(tensor) for tensor in tensors}) != 1):
@@ -283,13 +313,14 @@ def scatter(backend: Kind, size: int, me: int, tensors: Sequence[torch.Tensor] |
     if tensors is not None:
         own = kind_of(tensors[0]), *(tuple(tensor.shape) for tensor in tensors)
     heavy = tensors is not None and _heavy(*tensors)
-    signature = Signature("scatter", (f"from {source}", device), own)
+    signature = Signature("scatter", (f"from {source}",), own)
     return Operation(signature, launch=launch, prepare=prepare if tensors is not None else None, finish=finish, heavy=heavy)
 
 
 def reduce_scatter(
     backend: Kind, size: int, me: int, tensor: torch.Tensor, op: Reduction, premul: float | None, sizes: Sequence[int] | None
 ) -> Operation:
+    check_tensors(backend, tensor)
     check_reduction(op, tensor.dtype, premul)
     if not tensor.dim():
         raise UsageError("reduce_scatter splits a tensor along its first dimension, and a single number has none")
@@ -326,6 +357,7 @@ def barrier() -> Operation:
 
 def transfer(backend: Kind, me: int, source: int, to: int, tensor: torch.Tensor | None) -> Operation:
     """Point to point: the sender's half, or the receiver's, which may leave the tensor to be made."""
+    check_tensors(backend, *([tensor] if tensor is not None else []))
     staged = Staged(tensor, carrier_to_move(backend, tensor.dtype), bits=True) if tensor is not None else None
     received: list[torch.Tensor] = []
     other = to if me == source else source

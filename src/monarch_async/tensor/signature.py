@@ -27,7 +27,8 @@ class Signature(NamedTuple):
     @property
     def shapes(self) -> str:
         inner = " + ".join(map(str, self.parts)) if self.parts else ""
-        return " ".join([*map(str, self.common), *map(str, self.own), inner]).strip()
+        own = [str(item) for item in self.own if not isinstance(item, bytes)]  # not the values of small tensors
+        return " ".join([*map(str, self.common), *own, inner]).strip()
 
     def __str__(self) -> str:
         return f"{self.kind} {self.shapes}".rstrip()

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -84,6 +85,7 @@ class Group:
         self._waiting: list[Operation] = []  # called while the group is not formed
         self._waiters: list[asyncio.Future[int]] = []  # those who wait for just that
         self._owed: BaseException | None = None  # why the last epoch ended, if nothing was under way to be told
+        self._untold: deque[str] = deque(maxlen=16)  # epochs that were given up here before they were formed, without a word
         self._failing: Epoch | None = None  # one whose end waits for a better reason
         self._failures = 0  # in a row, to form
         self._not_before = 0.0
@@ -130,16 +132,17 @@ class Group:
         reply: bool = False,
         to: Sequence[int] | None = None,
         error: BaseException | None = None,
+        token: str = "",
         refused: bool = False,
     ) -> None:
         me = self.circle.me
         others = [rank for rank in self.ranks if rank != me.rank] if to is None else to
         wires = [self.circle.wire_to(rank) for rank in others]
         mine = self._terms[self.index], self._numbers[self.index], me.runtime.me
-        post(wires, SERVICE, *self.address, "hello", self.index, *mine, reply, error, refused)
+        post(wires, SERVICE, *self.address, "hello", self.index, *mine, reply, error, token, refused)
 
     def _hello(
-        self, index: int, term: int, number: int, address: ProcAddress, reply: bool, error: BaseException | None, refused: bool
+        self, index: int, term: int, number: int, address: ProcAddress, reply: bool, error: BaseException | None, token: str, refused: bool
     ) -> None:
         known = self._terms[index]
         if self.closed is not None or (known is not None and term < known):
@@ -149,16 +152,23 @@ class Group:
             self.circle.lose(error)
         if term != known:
             self._terms[index], self._numbers[index] = term, number
-            epoch = self.epoch
-            if epoch is not None and (epoch.stage is Stage.READY or refused):
-                self._over(error or CollectiveError(f"rank {self.ranks[index]} of {self.name} has begun anew"), owed=not refused)
-            elif epoch is not None:
-                self._drop()
-            elif refused and error is not None:
-                self._fail_waiting(error)
+            self._left_by(index, error, token, refused)
         if reply:
             self._introduce(to=[self.ranks[index]])
         self._propose()
+
+    def _left_by(self, index: int, error: BaseException | None, token: str, refused: bool) -> None:
+        """A member has taken another term: `token` is the epoch that ended for it by `error`, if it was in one."""
+        epoch = self.epoch
+        error = error or CollectiveError(f"rank {self.ranks[index]} of {self.name} has begun anew")
+        if refused or (epoch is not None and (epoch.stage is Stage.READY or epoch.token == token)):
+            self._over(error, owed=not refused)
+            return
+        self._drop()
+        if token in self._untold:  # others were in it, and had begun what waits here
+            self._untold.remove(token)
+            if not self._fail_waiting(error):
+                self._owed = error
 
     def member_lost(self, error: PeerLost) -> None:
         """A member has ended, or will not come back."""
@@ -166,8 +176,7 @@ class Group:
         if epoch is not None and epoch.stage is Stage.READY:
             self._over(error)
         else:
-            self._drop()
-            self._fail_waiting(error)
+            self._drop(told=self._fail_waiting(error))
 
     # Forming.
 
@@ -221,7 +230,7 @@ class Group:
             self._not_before = self.loop.time() + min(FIRST_DELAY * 2**self._failures, LONGEST_DELAY)
             self.circle.runtime.log.warning("%s could not be formed and tries again: %s", self.name, error)
             self._drop()
-            self._take_term(None, refused=False)
+            self._take_term(None, "", refused=False)
         else:
             failed = CollectiveError(f"an operation of {self.name} failed at rank {self.circle.me.rank}: {error}")
             failed.__cause__ = error
@@ -232,29 +241,30 @@ class Group:
 
     # The end of an epoch.
 
-    def _drop(self) -> None:
-        """One that was not formed is not wanted any more."""
+    def _drop(self, *, told: bool = False) -> None:
+        """One that is not formed here is not wanted any more."""
         epoch, self.epoch = self.epoch, None
         if epoch is not None:
+            if not told:
+                self._untold.append(epoch.token)
             epoch.end(CollectiveError("the group is formed with others"))
 
     def _over(self, error: BaseException, *, owed: bool = True, refused: bool = False) -> None:
         """Something went wrong: tell all that is under way here, or who comes next, and the other members."""
         epoch, self.epoch = self.epoch, None
-        was_ready = epoch is not None and epoch.stage is Stage.READY
         told = epoch.end(error) if epoch is not None else False
         told = self._fail_waiting(error) or told
-        if owed and was_ready and not told:
+        if owed and epoch is not None and not told:
             self._owed = error
-        self._take_term(error, refused=refused)
+        self._take_term(error, epoch.token if epoch is not None else "", refused=refused)
 
-    def _take_term(self, error: BaseException | None, *, refused: bool) -> None:
+    def _take_term(self, error: BaseException | None, token: str, *, refused: bool) -> None:
         if self.closed is not None:
             return
         term = self._terms[self.index]
         assert term is not None
         self._terms[self.index], self._numbers[self.index] = term + 1, self.number
-        self._introduce(error=error, refused=refused)
+        self._introduce(error=error, token=token, refused=refused)
         self.loop.call_soon(self._propose)
 
     def _fail_waiting(self, error: BaseException) -> bool:

@@ -75,22 +75,24 @@ class Circle:
 
     async def _watch(self, rank: int) -> None:
         while True:
-            life = self._lives.get(rank, 0)
+            life = self._lives.get(rank)
             ended = await self._end_of(rank)
-            if self._lives.get(rank, 0) > life:
+            if self._lives.get(rank) != life:
                 continue  # that is known already
             again = self._lives_again[rank] = asyncio.Event()
-            self.lose(
-                PeerLost(
-                    f"{self.me.name}[{rank}] is gone: {ended.reason}",
-                    mesh=self.me.name,
-                    rank=rank,
-                    incarnation=life,
-                    reason=ended.reason,
-                    exit_code=ended.exit_code,
-                    signal=ended.signal,
-                )
+            error = PeerLost(
+                f"{self.me.name}[{rank}] is gone: {ended.reason}",
+                mesh=self.me.name,
+                rank=rank,
+                incarnation=life or 0,
+                reason=ended.reason,
+                exit_code=ended.exit_code,
+                signal=ended.signal,
             )
+            if life is None:  # it has never been there for this one: most likely that was a life before
+                self.lost.setdefault(rank, error)
+            else:
+                self.lose(error)
             await self._wait_for(rank, again)
 
     async def _wait_for(self, rank: int, again: asyncio.Event) -> None:
@@ -131,12 +133,12 @@ class Circle:
 
     def lives(self, rank: int, incarnation: int, address: ProcAddress) -> None:
         """A member has introduced itself."""
-        known = self._lives.get(rank, 0)
-        if incarnation < known:
+        known = self._lives.get(rank)
+        if known is not None and incarnation < known:
             return
         self._addresses[rank] = address
-        if incarnation > known:
-            if rank in self._watches:
+        if incarnation != known:
+            if known is not None and rank in self._watches:
                 reason = f"it was started again (incarnation {incarnation})"
                 text = f"{self.me.name}[{rank}] is gone: {reason}"
                 self.lose(PeerLost(text, mesh=self.me.name, rank=rank, incarnation=known, reason=reason))

@@ -44,6 +44,8 @@ Check = Literal["always", "first", "never"]
 LIVES = 1 << 20
 GRACE = 0.3
 """Seconds for which the reason why a connection broke may still be on its way."""
+FIRST_NUDGE = 0.1
+"""Seconds after which a member that has not answered is spoken to again, and twice that each time after."""
 FIRST_DELAY, LONGEST_DELAY = 0.05, 2.0
 """Seconds before the next try to form, after those that failed in connecting."""
 
@@ -88,11 +90,13 @@ class Group:
         self._untold: deque[str] = deque(maxlen=16)  # epochs that were given up here before they were formed, without a word
         self._failing: Epoch | None = None  # one whose end waits for a better reason
         self._failures = 0  # in a row, to form
+        self._nudging: asyncio.TimerHandle | None = None
         self._not_before = 0.0
         circle.groups[self.address[1]] = self
         for rank in ranks:
             circle.watch(rank)
         self._introduce(reply=True)
+        self._nudge_later(FIRST_NUDGE)
         self._propose()
 
     @property
@@ -169,6 +173,20 @@ class Group:
             self._untold.remove(token)
             if not self._fail_waiting(error):
                 self._owed = error
+
+    def _nudge_later(self, delay: float) -> None:
+        self._nudging = self.loop.call_later(delay, self._nudge, delay)
+
+    def _nudge(self, delay: float) -> None:
+        """Say again what others may not have heard, as long as the group is not formed: a message to a process that ends may be lost."""
+        if self.closed is not None or self.ready:
+            self._nudging = None
+            return
+        unknown = [self.ranks[index] for index, term in enumerate(self._terms) if term is None or self.ranks[index] in self.circle.lost]
+        self._introduce(reply=True, to=unknown)
+        if self.epoch is not None:
+            self.epoch.post("form")
+        self._nudge_later(min(2 * delay, LONGEST_DELAY))
 
     def member_lost(self, error: PeerLost) -> None:
         """A member has ended, or will not come back."""
@@ -265,6 +283,8 @@ class Group:
         assert term is not None
         self._terms[self.index], self._numbers[self.index] = term + 1, self.number
         self._introduce(error=error, token=token, refused=refused)
+        if self._nudging is None:
+            self._nudge_later(FIRST_NUDGE)
         self.loop.call_soon(self._propose)
 
     def _fail_waiting(self, error: BaseException) -> bool:
@@ -280,7 +300,8 @@ class Group:
         error = PeerLost(f"{me.name}[{me.rank}] is gone: {why}", **story)  # type: ignore[arg-type]
         self._over(error, owed=False)
         self.closed = error
-        self._drop()
+        if self._nudging is not None:
+            self._nudging.cancel()
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(error)

@@ -109,6 +109,9 @@ class Membership(NamedTuple):
         cell = self.cell
         if cell.thread is not None and cell.handlers[message.endpoint].kind == SYNC:
             return frames_of(sys._current_frames().get(cell.thread.thread.ident or 0))
+        begun = cell._handover
+        if begun is not None and message is cell.current:  # the task has not come to it yet
+            return [*_awaited(begun._coroutine)][::-1]
         task = message.task or cell.task
         return [*_awaited(task.get_coro())][::-1] if task is not None else []
 

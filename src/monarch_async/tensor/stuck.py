@@ -56,9 +56,8 @@ async def why_stuck(mesh: Any) -> StuckReport:
     runtime, key = mesh._runtime, mesh._key
     members = mesh.members()
     procs = [(address, address._replace(uid=address.host)) for address, _ in members]
-    answers, health = await asyncio.gather(
-        asyncio.gather(*(_ask(runtime, address, key) for address, _ in members)), check_up(runtime, procs)
-    )
+    answers = await asyncio.gather(*(_ask(runtime, address, key) for address, _ in members))
+    health = await check_up(runtime, procs)  # afterwards: who did not answer has been silent for a while now
     reports = {
         rank: RankReport(rank, answer[0] if answer is not None else {}, answer[1] if answer is not None else [], state)
         for (_, rank), answer, state in zip(members, answers, health, strict=True)

@@ -277,7 +277,8 @@ class Epoch:
             self.owner.epoch_failed(self, error)
             return
         if running is None:
-            self._ended(operation, *_finish(operation))
+            # Not at once: who awaits it may block the loop next, and what was announced would not have left yet.
+            self.owner.loop.call_soon(self._ended, operation, *_finish(operation))
             return
         self._works += 1
         loop = self.owner.loop
@@ -300,6 +301,8 @@ class Epoch:
             self._ended(operation, value, error)
 
     def _ended(self, operation: Operation, value: Any, error: BaseException | None) -> None:
+        if operation not in self.under_way:
+            return  # the epoch has ended meanwhile
         if error is not None:
             self.owner.epoch_failed(self, error)
             return

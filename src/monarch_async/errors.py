@@ -25,12 +25,16 @@ __all__ = [
     "CallTimeout",
     "ChannelError",
     "ChannelFull",
+    "CollectiveError",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
     "DeadlockError",
     "DecodeError",
     "FrameTooLarge",
     "HandshakeError",
     "InternalError",
     "MonarchError",
+    "PeerLost",
     "PortClosed",
     "ProtocolError",
     "RDMAError",
@@ -166,6 +170,59 @@ class ChannelError(MonarchError, ConnectionError):
 
 class AddressError(ChannelError):
     """An address can't be used. The message lists what was tried and why each was rejected."""
+
+
+class PeerLost(ChannelError):
+    """A member of a group is gone, or does not take part any more: what the group had under way can't be finished.
+
+    No `ActorDied`: that is about the actor that a call was addressed to, which may well live and raise this.
+
+    Attributes:
+        rank, incarnation: which member of its mesh, in which life. `mesh` names that.
+        reason: the evidence, one line.
+        exit_code, signal: how its process ended, where it did (else ``None``).
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        mesh: str = "",
+        rank: int | None = None,
+        incarnation: int = 0,
+        reason: str = "",
+        exit_code: int | None = None,
+        signal: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.mesh = mesh
+        self.rank = rank
+        self.incarnation = incarnation
+        self.reason = reason
+        self.exit_code = exit_code
+        self.signal = signal
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.args, dict(self.__dict__)))
+
+
+class CollectiveError(MonarchError):
+    """An operation of a group could not be done on every rank, so it was done on none; the group begins anew."""
+
+
+class CollectiveMismatch(CollectiveError):
+    """Ranks of a group called different operations, or the same one with shapes that don't fit. Nothing was moved."""
+
+
+class CollectiveTimeout(CollectiveError, TimeoutError):
+    """An operation of a group did not come to its end in time. `missing` are the ranks of the mesh that had not reached it."""
+
+    def __init__(self, message: str = "", *, missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.args, dict(self.__dict__)))
 
 
 class HandshakeError(ChannelError):

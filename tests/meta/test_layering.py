@@ -48,7 +48,7 @@ LAYERS: dict[str, list[str]] = {
     ),
     "L4": words(
         """supervise ambient shared value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members
-        lifetime mesh watching checkup processes procs_lifetime procs host supervisors workers info controllers lowlevel
+        lifetime mesh watching exchange checkup processes procs_lifetime procs host supervisors workers info controllers lowlevel
         proc_entry"""
     ),
     "L5": words("tensor parallel testing observe jobs"),

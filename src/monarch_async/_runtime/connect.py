@@ -166,6 +166,8 @@ async def _dial(runtime: Party, peer: Peer, link: Link) -> None:
             await _greet(runtime, peer, link, sock, where)
             return
         except Gone as gone:
+            if link.ended:  # the process that took its place has been heard of meanwhile, which has told all that waited
+                return
             how = Evidence.from_map(gone.evidence)
             if not how.next or link.connections or slot(peer.address) in runtime.homes:
                 await _report(peer, gone)

@@ -1,4 +1,10 @@
-"""Tensors of many processes: state dicts that are published and pulled. Names are loaded when they are first used, and torch with them."""
+"""Tensors of many processes: collective operations between the members of a mesh, awaited and never hanging, and state dicts that are
+published and pulled.
+
+    from monarch_async.tensor import StateDict, TensorActor, why_stuck
+
+See docs/collectives.md and docs/weight-sync.md. Names are loaded when they are first used, and torch with them.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +12,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from monarch_async.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerLost
+    from monarch_async.tensor.actor import TensorActor, communicator
+    from monarch_async.tensor.backend import Backend, Running
+    from monarch_async.tensor.communicator import Communicator
+    from monarch_async.tensor.ledger import LedgerEntry
     from monarch_async.tensor.state_dict import Published, StateDict
     from monarch_async.tensor.state_errors import PublisherGone, StateMismatch
     from monarch_async.tensor.state_parts import TensorSlice
     from monarch_async.tensor.state_pull import Pulled
+    from monarch_async.tensor.stuck import StuckReport, why_stuck
 
-__all__ = ["Published", "PublisherGone", "Pulled", "StateDict", "StateMismatch", "TensorSlice"]
+__all__ = [
+    "Backend",
+    "CollectiveError",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "Communicator",
+    "LedgerEntry",
+    "PeerLost",
+    "Published",
+    "PublisherGone",
+    "Pulled",
+    "Running",
+    "StateDict",
+    "StateMismatch",
+    "StuckReport",
+    "TensorActor",
+    "TensorSlice",
+    "communicator",
+    "why_stuck",
+]
 
 _HOMES = {
-    "state_dict": ("Published", "StateDict"),
-    "state_errors": ("PublisherGone", "StateMismatch"),
-    "state_parts": ("TensorSlice",),
-    "state_pull": ("Pulled",),
+    "errors": ("CollectiveError", "CollectiveMismatch", "CollectiveTimeout", "PeerLost"),
+    "tensor.actor": ("TensorActor", "communicator"),
+    "tensor.backend": ("Backend", "Running"),
+    "tensor.communicator": ("Communicator",),
+    "tensor.ledger": ("LedgerEntry",),
+    "tensor.state_dict": ("Published", "StateDict"),
+    "tensor.state_errors": ("PublisherGone", "StateMismatch"),
+    "tensor.state_parts": ("TensorSlice",),
+    "tensor.state_pull": ("Pulled",),
+    "tensor.stuck": ("StuckReport", "why_stuck"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -27,7 +64,7 @@ if not TYPE_CHECKING:  # or a type checker would let any name pass
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        value = globals()[name] = getattr(import_module(f"monarch_async.{_HOME[name]}"), name)
         return value
 
 

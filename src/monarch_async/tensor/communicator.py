@@ -1,0 +1,352 @@
+"""`Communicator`: what an actor uses to work together with the other members of its mesh.
+
+Every operation is begun when its method is called, in the order of the calls, which must be the same on all members; what it returns is awaited
+for the result, or, in a `def` endpoint, asked with ``get()``. Nothing blocks the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from monarch_async.ambient import on_loop
+from monarch_async.errors import UsageError
+from monarch_async.exchange import this_membership
+from monarch_async.future import Future, as_future
+from monarch_async.shape import Extent
+from monarch_async.tensor import operations as make
+from monarch_async.tensor.backend import Backend, GlooBackend
+from monarch_async.tensor.batch import Batch
+from monarch_async.tensor.group import Check, Group
+from monarch_async.tensor.ledger import LedgerEntry, callers_line
+from monarch_async.tensor.membership import Circle, circle_of
+from monarch_async.tensor.nccl import NcclBackend
+from monarch_async.tensor.operation import Operation
+from monarch_async.tensor.reductions import Reduction
+from monarch_async.tensor.signature import Signature
+from monarch_async.tensor.world import global_ranks
+
+__all__ = ["DEFAULT_TIMEOUT", "Communicator", "own_communicator"]
+
+T = TypeVar("T")
+DEFAULT_TIMEOUT = 300.0
+"""Seconds for which an operation may take, the time that the group takes to form included."""
+BACKENDS: dict[str, Callable[[str], Backend]] = {"gloo": GlooBackend, "nccl": NcclBackend}
+
+
+class Communicator:
+    """A group of members of one mesh, seen by one of them.
+
+    `rank` and `size` are its place in the group and how many these are; members are named by their place in the group in arguments, and by
+    their rank in the mesh in errors. `ranks` are those ranks, in the group's order.
+
+    Each operation raises, at every member: `PeerLost` when one of them is gone, `CollectiveMismatch` when they called different ones,
+    `CollectiveTimeout` when it did not end within `timeout` seconds, `CollectiveError` when a member has cancelled it or it failed
+    otherwise. Wrong arguments raise `UsageError` or `TypeError` at the call.
+    """
+
+    def __init__(
+        self, circle: Circle, dims: tuple[str, ...], ranks: tuple[int, ...], parent: Communicator | None, settings: Settings
+    ) -> None:
+        self._circle = circle
+        self._dims = dims
+        self._settings = settings
+        self._parent = parent
+        self._batch: Batch | None = None
+        name = circle.me.name + (f"[{','.join(dims)}]" if parent is not None and dims else "" if parent is None else f"{list(ranks)}")
+        backend, timeout, check = settings
+        kind = BACKENDS[backend]
+        host = _address_here(circle)
+        self._kind: type[Backend] = kind  # type: ignore[assignment]
+        self._group = Group(circle, ranks, name, lambda: kind(host), timeout, check)
+
+    # Who it is.
+
+    @property
+    def rank(self) -> int:
+        return self._group.index
+
+    @property
+    def size(self) -> int:
+        return len(self._group.ranks)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self._group.ranks
+
+    @property
+    def extent(self) -> Extent:
+        """The dimensions of the mesh that this group runs along."""
+        whole = self._circle.me.extent
+        return Extent.of(**{label: whole[label] for label in self._dims})
+
+    @property
+    def epoch(self) -> int:
+        """How often the group has been formed anew; -1 until it is for the first time. The same number at every member."""
+        return self._group.number
+
+    def ready(self) -> Future[int]:
+        """Wait until the group is formed; gives the epoch. What had ended the one before counts as known, and is not raised by the next operation.
+
+        Raises `PeerLost` when a member will not come back.
+        """
+        return as_future(self._circle.runtime, self._group.wait_ready())
+
+    def ledger(self) -> list[LedgerEntry]:
+        """The last operations at this member, oldest first."""
+        return self._group.ledger.entries()
+
+    def __getitem__(self, dims: str | tuple[str, ...]) -> Communicator:
+        """The group along these dimensions of the mesh, of which this member is one: those that differ from it in nothing else.
+
+        Made when it is first asked for, and it forms when all its members have. Raises `KeyError` for a dimension that the mesh has not.
+        """
+        names = (dims,) if isinstance(dims, str) else tuple(dims)
+        for name in names:
+            if name not in self._dims:
+                raise KeyError(f"{self._group.name} has the dimensions {', '.join(self._dims) or 'none'}, and no {name!r}")
+        extent = self._circle.me.extent
+        chosen = tuple(label for label in self._dims if label in names)
+        here = extent.point(self._circle.me.rank)
+        free = set(chosen)
+        ranks = tuple(
+            rank for rank in self.ranks if all(label in free or extent.point(rank)[label] == here[label] for label in extent.labels)
+        )
+        return self._part(chosen, ranks)
+
+    def subset(self, ranks: Sequence[int]) -> Communicator:
+        """A group of some members, by their ranks in the mesh; it forms when all of them have asked for it, and needs no other.
+
+        Raises `UsageError` where this member is none of them.
+        """
+        chosen = tuple(sorted(set(ranks)))
+        if not set(chosen) <= set(self.ranks) or self._circle.me.rank not in chosen:
+            raise UsageError(f"a subset of {list(self.ranks)} with rank {self._circle.me.rank} in it is wanted, not {list(ranks)}")
+        return self._part((), chosen)
+
+    def _part(self, dims: tuple[str, ...], ranks: tuple[int, ...]) -> Communicator:
+        root = self
+        while root._parent is not None:
+            root = root._parent
+        if ranks == root.ranks:
+            return root
+        parts = root._parts
+        if ranks not in parts:
+            parts[ranks] = on_loop(self._circle.runtime, lambda: Communicator(self._circle, dims, ranks, root, self._settings))
+        return parts[ranks]
+
+    @property
+    def _parts(self) -> dict[tuple[int, ...], Communicator]:
+        parts: dict[tuple[int, ...], Communicator] = self.__dict__.setdefault("_made", {})
+        return parts
+
+    # What torch takes.
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The group as `torch.distributed` knows it, of the present epoch; of no use once that is over. What is done on it directly is not
+        checked, and must be in the same order with the operations here.
+
+        Raises `UsageError` while the group is not formed: ``await comm.ready()`` first.
+        """
+        epoch = self._group.epoch
+        if epoch is None or not self._group.ready:
+            raise UsageError(f"{self._group.name} is not formed: await comm.ready() first")
+        return epoch.backend.process_group
+
+    def device_mesh(self) -> Future[DeviceMesh]:
+        """A `DeviceMesh` with the dimensions of this group and their names, of the present epoch. Forms the groups along each of them first.
+
+        Raises `UsageError` where this process has a default group of torch's that this one's members are not in.
+        """
+        return as_future(self._circle.runtime, self._device_mesh())
+
+    async def _device_mesh(self) -> DeviceMesh:
+        names = self._dims or ("ranks",)
+        groups = [self] if len(names) == 1 else [self[name] for name in names]
+        await self._group.wait_ready()
+        for group in groups:
+            await group._group.wait_ready()
+        places = global_ranks(self.process_group)
+        default = dist.group.WORLD
+        if default is None or default.rank() != places[self.rank]:
+            raise UsageError(
+                f"torch's default group in this process has not the members of {self._group.name}: a DeviceMesh names ranks by that one"
+            )
+        device = self._kind.device_type
+        if len(names) == 1:
+            return DeviceMesh.from_group(self.process_group, device, mesh_dim_names=names)
+        table = torch.tensor(places).view([self._circle.me.extent[name] for name in names])
+        return DeviceMesh.from_group([group.process_group for group in groups], device, mesh=table, mesh_dim_names=names)
+
+    # Operations.
+
+    def _run(self, operation: Operation, timeout: float | None) -> Future[Any]:
+        line = callers_line()
+        batch = self._batch
+        if batch is not None:
+            return batch.add(operation, self._circle.runtime)
+        return on_loop(self._circle.runtime, lambda: self._group.submit(operation, timeout, line))
+
+    def _member(self, index: int, *, other: bool = False) -> int:
+        if not 0 <= index < self.size:
+            raise UsageError(f"{self._group.name} has the members 0 to {self.size - 1}, and no {index}")
+        if other and index == self.rank:
+            raise UsageError("that is this member itself")
+        return index
+
+    def all_reduce(
+        self, tensor: torch.Tensor, op: Reduction = "sum", *, premul: float | None = None, timeout: float | None = None
+    ) -> Future[torch.Tensor]:
+        """Combine the tensors of all members, into each of them; with `premul` each is multiplied with its member's factor first."""
+        return self._run(make.all_reduce(self._kind, self.size, tensor, op, premul), timeout)
+
+    def reduce(
+        self,
+        tensor: torch.Tensor,
+        to: int = 0,
+        op: Reduction = "sum",
+        *,
+        premul: float | None = None,
+        timeout: float | None = None,
+    ) -> Future[torch.Tensor]:
+        """Combine the tensors of all members, into that of one. The others keep theirs."""
+        return self._run(make.reduce(self._kind, self.size, self.rank, tensor, self._member(to), op, premul), timeout)
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0, *, timeout: float | None = None) -> Future[torch.Tensor]:
+        """Give every member the values of one's tensor, in place."""
+        return self._run(make.broadcast(self._kind, self.size, self.rank, tensor, self._member(source)), timeout)
+
+    def all_gather(self, tensor: torch.Tensor, *, timeout: float | None = None) -> Future[list[torch.Tensor]]:
+        """The tensors of all members, at each. They may differ in their first dimension."""
+        return self._run(make.all_gather(self._kind, self.size, self.rank, tensor), timeout)
+
+    def gather(self, tensor: torch.Tensor, to: int = 0, *, timeout: float | None = None) -> Future[list[torch.Tensor] | None]:
+        """The tensors of all members, at one; `None` at the others. They may differ in shape."""
+        return self._run(make.gather(self._kind, self.size, self.rank, tensor, self._member(to)), timeout)
+
+    def scatter(
+        self, tensors: Sequence[torch.Tensor] | None = None, source: int = 0, *, timeout: float | None = None
+    ) -> Future[torch.Tensor]:
+        """From one, a tensor to each member; the others give `None`. They may differ in shape."""
+        return self._run(make.scatter(self._kind, self.size, self.rank, tensors, self._member(source)), timeout)
+
+    def reduce_scatter(
+        self,
+        tensor: torch.Tensor,
+        op: Reduction = "sum",
+        *,
+        sizes: Sequence[int] | None = None,
+        premul: float | None = None,
+        timeout: float | None = None,
+    ) -> Future[torch.Tensor]:
+        """Combine the tensors of all members, and give each its part: as many rows as `sizes` says, the same number for all without it."""
+        return self._run(make.reduce_scatter(self._kind, self.size, self.rank, tensor, op, premul, sizes), timeout)
+
+    def all_to_all(self, tensors: Sequence[torch.Tensor], *, timeout: float | None = None) -> Future[list[torch.Tensor]]:
+        """From every member a tensor to each; gives those that came, by sender. They may differ in shape."""
+        return self._run(make.all_to_all(self._kind, self.size, self.rank, tensors), timeout)
+
+    def barrier(self, *, timeout: float | None = None) -> Future[None]:
+        """Until every member has come to it."""
+        return self._run(make.barrier(), timeout)
+
+    def send(self, tensor: torch.Tensor, to: int, *, timeout: float | None = None) -> Future[None]:
+        """Send to one member, which receives in the order in which this one sends."""
+        return self._run(make.transfer(self._kind, self.rank, self.rank, self._member(to, other=True), tensor), timeout)
+
+    def recv(self, source: int, tensor: torch.Tensor | None = None, *, timeout: float | None = None) -> Future[torch.Tensor]:
+        """Receive from one member: into `tensor`, or into a new one of the sender's dtype and shape."""
+        return self._run(make.transfer(self._kind, self.rank, self._member(source, other=True), self.rank, tensor), timeout)
+
+    def send_object(self, value: Any, to: int) -> Future[None]:
+        """Send anything that can be pickled, as a message of the runtime. Done at once: it waits at the receiver until it is received."""
+        where = self._member(to)
+        signature = Signature("send_object", (f"to {to}",))
+
+        def begin(epoch: Any, operation: Operation) -> None:
+            epoch.under_way.add(operation)
+            epoch.send_object(where, value)
+            epoch.finished(operation)
+
+        return self._run(Operation(signature, begin=begin), None)
+
+    def recv_object(self, source: int, *, timeout: float | None = None) -> Future[Any]:
+        """The next object that a member has sent."""
+        where = self._member(source)
+        signature = Signature("recv_object", (f"from {source}",))
+        return self._run(Operation(signature, begin=lambda epoch, operation: epoch.want_object(operation, where)), timeout)
+
+    def coalesce(self, *, timeout: float | None = None) -> Coalescing:
+        """Do several operations as one: ``async with comm.coalesce():`` begins what is called inside when it is left, and waits for all of it.
+
+        Members agree once for all of them. What the calls inside return is done then.
+        """
+        return Coalescing(self, timeout)
+
+
+class Coalescing:
+    """See `Communicator.coalesce`."""
+
+    def __init__(self, comm: Communicator, timeout: float | None) -> None:
+        self._comm = comm
+        self._timeout = timeout
+
+    async def __aenter__(self) -> Self:
+        if self._comm._batch is not None:
+            raise UsageError("operations are being coalesced already: leave that block first")
+        self._comm._batch = Batch()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        batch, self._comm._batch = self._comm._batch, None
+        assert batch is not None
+        if error is not None:
+            batch.fail(error)
+            return
+        if batch.operations:
+            whole = self._comm._run(batch.as_one(), self._timeout)
+            try:
+                batch.settle(await whole)
+            except BaseException as trouble:
+                batch.fail(trouble)
+                raise
+
+
+Settings = tuple[str, float, Check]
+"""Backend, timeout, what is checked."""
+
+
+def _address_here(circle: Circle) -> str:
+    """Where the other members reach this process."""
+    me = circle.runtime.me
+    if all(address.host == me.host for address in circle.me.addresses):
+        return "127.0.0.1"
+    return me.tcp.rpartition(":")[0].strip("[]")
+
+
+def own_communicator(backend: str, timeout: float, check: Check) -> Communicator:
+    """The one of the actor whose code this is, over its whole mesh. The settings are those of whoever asked first."""
+    me = this_membership()
+    if me is None:
+        raise UsageError("only an actor has a communicator: it is one of the members of its mesh")
+    if backend not in BACKENDS:
+        raise UsageError(f"backend={backend!r} is unknown: use {' or '.join(map(repr, BACKENDS))}")
+    if check not in ("always", "first", "never"):
+        raise UsageError(f'check={check!r} is unknown: use "always", "first" or "never"')
+
+    def make_one() -> Communicator:
+        circle = circle_of(me)
+        found: Communicator | None = circle.__dict__.get("communicator")
+        if found is None:
+            labels = tuple(me.extent.labels)
+            found = Communicator(circle, labels, tuple(range(me.extent.nelements)), None, (backend, timeout, check))
+            circle.__dict__["communicator"] = found
+        return found
+
+    return on_loop(me.runtime, make_one)

@@ -1,0 +1,385 @@
+"""One epoch of a group: the same members, in the same lives, from its proposal to the first thing that goes wrong.
+
+Theory: every member proposes the epoch by the *terms* of all (see `group`). When all have proposed the same, each connects its backend, with a
+store that only this epoch has. From then on an operation goes through these steps:
+
+1. It is numbered, in the order of the calls, and announced to all others: what it is, and what this member has last finished.
+2. When all others have announced theirs of that number, and all fit together, it is started. If one does not fit, nothing was moved.
+3. When the backend tells of its end, the result is handed over in the loop.
+
+Rules:
+
+* Operations of one channel are started in the order of their numbers. Announcements of one member come in order, so a later one never
+  overtakes an earlier one.
+* Everything here runs on the loop, but for `connect`, what is prepared in a thread, and what the backend calls.
+* An epoch ends once, with an error that every operation under way gets at once. Its backend is aborted, and let go of when the last of its
+  works has come to its end. Nothing of it reaches the next one: messages name the epoch they are of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import hashlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from monarch_async.errors import CollectiveMismatch
+from monarch_async.exchange import Wire, post
+from monarch_async.tensor.backend import Backend
+from monarch_async.tensor.ledger import Ledger
+from monarch_async.tensor.operation import Operation
+from monarch_async.tensor.signature import Signature, describe_mismatch, fits, signature_from, to_wire
+from monarch_async.tensor.store import MemberStore
+from monarch_async.tensor.world import enter, remove
+
+__all__ = ["Epoch", "Stage", "token_of"]
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds for which gloo may try to reach one member. One that dies in just that moment keeps a thread for up to five times that."""
+
+Terms = tuple[int, ...]
+
+
+class Stage(enum.Enum):
+    """Where an epoch is."""
+
+    PROPOSED = 0
+    CONNECTING = 1
+    READY = 2
+    OVER = 3
+
+
+def token_of(terms: Terms) -> str:
+    """A short name for the terms of all members, the same at each of them."""
+    return hashlib.blake2b(repr(terms).encode(), digest_size=8).hexdigest()
+
+
+class Owner(Protocol):
+    """The group that an epoch is of."""
+
+    name: str
+    ranks: tuple[int, ...]
+    index: int
+    address: tuple[Any, ...]  # of the group, before every message
+    ledger: Ledger
+    loop: asyncio.AbstractEventLoop
+    check: str
+    agreed_shapes: set[Signature]
+
+    def epoch_ready(self, epoch: Epoch) -> None: ...
+    def epoch_failed(self, epoch: Epoch, error: BaseException) -> None: ...
+    def mismatch(self, epoch: Epoch, text: str) -> None: ...
+
+
+class Epoch:
+    """See the module's text."""
+
+    def __init__(
+        self, owner: Owner, terms: Terms, number: int, wires: dict[int, Wire], make: Callable[[], Backend], procs: Sequence[str]
+    ) -> None:
+        self.owner = owner
+        self.terms = terms
+        self.token = token_of(terms)
+        self.number = number
+        self.stage = Stage.PROPOSED
+        self.backend: Backend  # from when it connects
+        self._make = make
+        self._connecting = False
+        self.error: BaseException | None = None
+        self.done: dict[int, str] = {}  # what each other member had last finished when it last announced something, by index
+        self._procs = procs
+        self._wires = wires
+        self._all = tuple(wires.values())
+        self._size = len(terms)
+        self._numbers: dict[str, int] = {}  # the last one given, by channel
+        self._open: dict[tuple[str, int], Operation] = {}  # announced here, not yet by all
+        self._heard: dict[tuple[str, int], dict[int, Any]] = {}  # what others have announced, by index
+        self._queues: dict[str, deque[Operation]] = {}  # not started yet, by channel
+        self.under_way: set[Operation] = set()
+        self._works = 0  # started, and not told of by the backend
+        self._objects: dict[int, deque[Any]] = {}
+        self._wanted: dict[int, deque[Operation]] = {}
+        first = wires.get(0)
+        self.store = MemberStore(
+            owner.index, self._from_thread(self._all), self._from_thread((first,) if first is not None else ()), CONNECT_TIMEOUT
+        )
+
+    def post(self, what: str, *args: Any) -> None:
+        """Tell all others."""
+        post(self._all, "collective", *self.owner.address, what, self.token, self.owner.index, *args)
+
+    def _from_thread(self, wires: Sequence[Wire]) -> Callable[[str, str, Any], None]:
+        owner = self.owner
+
+        def send(what: str, key: str, value: Any) -> None:
+            message = (*owner.address, "store", self.token, owner.index, what, key, value)
+            owner.loop.call_soon_threadsafe(lambda: post(wires, "collective", *message))
+
+        return send
+
+    # Connecting.
+
+    def connect(self) -> None:
+        """All have proposed this: meet."""
+        self.stage = Stage.CONNECTING
+        self.backend = self._make()
+        self._connecting = True
+        threading.Thread(target=self._connect, name=f"monarch_async connecting {self.owner.name}", daemon=True).start()
+
+    def _connect(self) -> None:
+        trouble: BaseException | None = None
+        try:
+            self.backend.connect(self.store, self.owner.index, self._size, CONNECT_TIMEOUT)
+        except Exception as error:  # whatever the backend runs into; most likely a member that is gone meanwhile
+            trouble = error
+        try:
+            self.owner.loop.call_soon_threadsafe(self._connected, trouble)
+        except RuntimeError:  # the loop is closed, and the process ends
+            pass
+
+    def _connected(self, trouble: BaseException | None) -> None:
+        self._connecting = False
+        if self.stage is Stage.OVER:
+            self._let_go()
+            return
+        if trouble is not None:
+            self.owner.epoch_failed(self, trouble)
+            return
+        enter(self.backend.process_group, f"{self.owner.name} {self.token}", self.owner.name, self.backend.name, self.store, self._procs)
+        self.stage = Stage.READY
+        self.owner.epoch_ready(self)
+
+    # Operations.
+
+    def begin(self, operation: Operation) -> None:
+        """Number and announce an operation; it is started as soon as all others have come as far."""
+        owner, channel = self.owner, operation.channel
+        operation.number = number = self._numbers.get(channel, 0) + 1
+        self._numbers[channel] = number
+        operation.entry.number, operation.entry.epoch = number, self.number
+        self.under_way.add(operation)
+        partner = operation.partner
+        wires = self._all if partner is None else (self._wires[partner],) if partner != owner.index else ()
+        announced = (channel, number, to_wire(operation.signature), owner.ledger.last_done)
+        if wires:
+            post(wires, "collective", *owner.address, "at", self.token, owner.index, *announced)
+        self._queues.setdefault(channel, deque()).append(operation)
+        if not operation.prepared:
+            self._prepare(operation)
+        key = channel, number
+        self._open[key] = operation
+        heard = self._heard.get(key)
+        if heard is not None:
+            for index, wire in heard.items():
+                if not self._compare(operation, index, wire):
+                    return
+        self._see_whether_all(key)
+
+    def heard(self, index: int, channel: str, number: int, wire: Any, done: str) -> None:
+        """Another member has come to an operation."""
+        self.done[index] = done
+        key = channel, number
+        heard = self._heard.get(key)
+        if heard is None:
+            heard = self._heard[key] = {}
+        heard[index] = wire
+        operation = self._open.get(key)
+        if operation is not None and self._compare(operation, index, wire):
+            self._see_whether_all(key)
+
+    def missing(self, operation: Operation) -> list[int]:
+        """The members, by index, that have not come to it."""
+        if operation.views is not None:
+            return []
+        heard = self._heard.get((operation.channel, operation.number), {})
+        wanted = range(self._size) if operation.partner is None else (operation.partner,)
+        return [index for index in wanted if index not in heard and index != self.owner.index]
+
+    def _compare(self, operation: Operation, index: int, wire: Any) -> bool:
+        owner = self.owner
+        shapes = owner.check == "always" or (owner.check == "first" and operation.signature not in owner.agreed_shapes)
+        if fits(operation.signature, wire, shapes=shapes):
+            return True
+        ranks = owner.ranks
+        views = {ranks[other]: signature_from(theirs) for other, theirs in self._heard[operation.channel, operation.number].items()}
+        done = {ranks[other]: text for other, text in self.done.items()} | {ranks[owner.index]: owner.ledger.last_done}
+        owner.mismatch(self, describe_mismatch(owner.name, operation.number, views | {ranks[owner.index]: operation.signature}, done))
+        return False
+
+    def _see_whether_all(self, key: tuple[str, int]) -> None:
+        operation = self._open[key]
+        heard = self._heard.get(key, {})
+        mine, me = operation.signature, self.owner.index
+        if operation.partner is None:
+            if len(heard) < self._size - 1:
+                return
+            views = [mine if index == me else signature_from(heard[index]) for index in range(self._size)]
+        elif operation.partner == me:
+            views = [mine]
+        elif operation.partner in heard:
+            views = [mine, signature_from(heard[operation.partner])]
+        else:
+            return
+        del self._open[key]
+        self._heard.pop(key, None)
+        if self.owner.check == "first":
+            self.owner.agreed_shapes.add(mine)
+        operation.views = views
+        self._start_next(operation.channel)
+
+    def _prepare(self, operation: Operation) -> None:
+        assert operation.prepare is not None
+        prepare, backend = operation.prepare, self.backend
+
+        def prepared(error: BaseException | None) -> None:
+            if self.stage is Stage.OVER:
+                return
+            if error is not None:
+                self.owner.epoch_failed(self, error)
+                return
+            operation.prepared = True
+            self._start_next(operation.channel)
+
+        def run() -> None:
+            error: BaseException | None = None
+            try:
+                prepare(backend)
+            except Exception as raised:  # too little memory, say
+                error = raised
+            self.owner.loop.call_soon_threadsafe(prepared, error)
+
+        if operation.heavy:
+            threading.Thread(target=run, name="monarch_async preparing", daemon=True).start()
+        else:
+            prepare(backend)
+            operation.prepared = True
+
+    def _start_next(self, channel: str) -> None:
+        queue = self._queues[channel]
+        while queue and queue[0].views is not None and queue[0].prepared and self.stage is Stage.READY:
+            self._start(queue.popleft())
+
+    def _start(self, operation: Operation) -> None:
+        assert operation.views is not None
+        operation.started = True
+        operation.entry.state = "running"
+        operation.entry.started = time.monotonic()
+        try:
+            running = operation.launch(self.backend, operation.views) if operation.launch is not None else None
+        except CollectiveMismatch as error:
+            self.owner.mismatch(self, f"operation {operation.number} of {self.owner.name} differs between ranks: {error}")
+            return
+        except Exception as error:  # torch refuses it, for a reason that is not looked for before
+            self.owner.epoch_failed(self, error)
+            return
+        if running is None:
+            # Not at once: who awaits it may block the loop next, and what was announced would not have left yet.
+            self.owner.loop.call_soon(self._ended, operation, *_finish(operation))
+            return
+        self._works += 1
+        loop = self.owner.loop
+
+        def told(error: BaseException | None) -> None:
+            outcome = (None, error) if error is not None or self.stage is Stage.OVER else _finish(operation)
+            try:
+                loop.call_soon_threadsafe(self._told, operation, *outcome)
+            except RuntimeError:  # the loop is closed
+                pass
+
+        running.when_done(told)
+
+    def _told(self, operation: Operation, value: Any, error: BaseException | None) -> None:
+        self._works -= 1
+        if self.stage is Stage.OVER:
+            if not self._works:
+                self._let_go()
+        else:
+            self._ended(operation, value, error)
+
+    def _ended(self, operation: Operation, value: Any, error: BaseException | None) -> None:
+        if operation not in self.under_way:
+            return  # the epoch has ended meanwhile
+        if error is not None:
+            self.owner.epoch_failed(self, error)
+            return
+        self.under_way.discard(operation)
+        self.settle(operation, value, None)
+
+    def settle(self, operation: Operation, value: Any, error: BaseException | None) -> None:
+        """The outcome of an operation."""
+        if operation.timer is not None:
+            operation.timer.cancel()
+        self.owner.ledger.close(operation.entry, error)
+        if operation.future.done():
+            pass  # it was cancelled, which is why the epoch is over
+        elif error is None:
+            operation.future.settle(0, value)
+        else:
+            operation.future.fail(0, error)
+
+    # Objects.
+
+    def finished(self, operation: Operation) -> None:
+        """One that moves nothing here."""
+        operation.entry.epoch = self.number
+        self._ended(operation, None, None)
+
+    def send_object(self, to: int, value: Any) -> None:
+        if to == self.owner.index:
+            self.object_came(to, value)
+        else:
+            post((self._wires[to],), "collective", *self.owner.address, "object", self.token, self.owner.index, value)
+
+    def object_came(self, index: int, value: Any) -> None:
+        wanted = self._wanted.get(index)
+        while wanted:
+            operation = wanted.popleft()
+            if operation in self.under_way:
+                self._ended(operation, value, None)
+                return
+        self._objects.setdefault(index, deque()).append(value)
+
+    def want_object(self, operation: Operation, source: int) -> None:
+        operation.entry.epoch = self.number
+        self.under_way.add(operation)
+        came = self._objects.get(source)
+        if came:
+            self._ended(operation, came.popleft(), None)
+        else:
+            self._wanted.setdefault(source, deque()).append(operation)
+
+    # The end.
+
+    def end(self, error: BaseException) -> bool:
+        """It is over; returns whether anything was under way."""
+        before, self.stage, self.error = self.stage, Stage.OVER, error
+        self.store.close(error)
+        under_way, self.under_way = self.under_way, set()
+        self._open.clear()
+        self._heard.clear()
+        self._queues.clear()
+        if before is Stage.READY:
+            remove(self.backend.process_group)
+        if before is not Stage.PROPOSED:
+            self.backend.abort()
+            if not self._connecting and not self._works:  # else when that has ended
+                self._let_go()
+        for operation in under_way:
+            self.settle(operation, None, error)
+        return bool(under_way)
+
+    def _let_go(self) -> None:
+        threading.Thread(target=self.backend.close, name=f"monarch_async closing {self.owner.name}", daemon=True).start()
+
+
+def _finish(operation: Operation) -> tuple[Any, BaseException | None]:
+    if operation.finish is None:
+        return None, None
+    try:
+        return operation.finish(), None
+    except Exception as error:  # whatever torch raises in making the result
+        return None, error

@@ -1,0 +1,86 @@
+"""Operations on small tensors, whose values travel in the announcement itself: done when all have come to it, with no further step.
+
+Agreement costs a message from each member to each other one, and a small message costs the same with a kilobyte in it. So an operation
+on little data needs no backend at all, and takes less time than the backend alone would.
+
+Rules:
+
+* Only for tensors in host memory of up to `MOST` bytes, in groups of up to `MEMBERS`: everything goes to everybody.
+* The values are those at the call. Every member calculates the same from the same, in the same order, so that all have the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from monarch_async.tensor.backend import Backend, Running
+from monarch_async.tensor.operation import Operation
+from monarch_async.tensor.reductions import Reduction, combine
+from monarch_async.tensor.signature import Signature
+
+__all__ = ["is_small", "pack", "small_broadcast", "small_reduction", "unpack"]
+
+MOST = 2048
+MEMBERS = 8
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def is_small(tensor: torch.Tensor, size: int) -> bool:
+    return size <= MEMBERS and tensor.device.type == "cpu" and tensor.numel() * tensor.itemsize <= MOST and not tensor.is_sparse
+
+
+def pack(tensor: torch.Tensor) -> bytes:
+    """The values, in their order."""
+    flat = tensor.detach().contiguous().view(-1)
+    return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
+
+
+def unpack(data: bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    if not data:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).view(tuple(shape))
+
+
+class _Views:
+    """Keeps what the members have said for the result."""
+
+    def __init__(self) -> None:
+        self.views: Sequence[Signature] = ()
+
+    def launch(self, backend: Backend, views: Sequence[Signature]) -> Running | None:
+        self.views = views
+        return None
+
+
+def small_reduction(signature: Signature, tensor: torch.Tensor, op: Reduction, premul: float | None, into: bool) -> Operation:
+    """A reduction into every member's tensor, or where it is `into` this one's."""
+    wide = _WIDE.get(tensor.dtype, tensor.dtype)
+    given = tensor.detach()
+    if premul is not None:
+        given = given.to(wide) * premul
+    kept, sent = _Views(), given.dtype
+
+    def finish() -> torch.Tensor:
+        if into:
+            parts = [unpack(view.own[-1], sent, tensor.shape).to(wide) for view in kept.views]
+            result = combine(parts, op)
+            if op == "mean":
+                result /= len(parts)
+            tensor.detach().copy_(result)
+        return tensor
+
+    return Operation(signature._replace(own=(*signature.own, pack(given))), launch=kept.launch, finish=finish)
+
+
+def small_broadcast(signature: Signature, tensor: torch.Tensor, me: int, source: int) -> Operation:
+    kept = _Views()
+
+    def finish() -> torch.Tensor:
+        if me != source:
+            tensor.detach().copy_(unpack(kept.views[source].own[-1], tensor.dtype, tensor.shape))
+        return tensor
+
+    own = (pack(tensor),) if me == source else ()
+    return Operation(signature._replace(own=own), launch=kept.launch, finish=finish)

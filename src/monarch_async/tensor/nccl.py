@@ -1,0 +1,155 @@
+"""The backend over NCCL, for tensors on CUDA devices.
+
+Theory: an operation is queued on NCCL's own stream, which waits for the stream that is current where it is started. A thread then has a side
+stream wait for it, records an event there and waits for that, without the interpreter's lock; so the loop is told when the result
+is there, and not only when it is queued.
+
+Rules:
+
+* NCCL's watchdog must not end the process: its handling of errors is switched off, and what is stuck or broken is aborted from above.
+* The store of the rendezvous is one of torch's own, hosted by the first member on a port of its own: NCCL's threads ask it at times of their
+  own, and must not need the interpreter for that.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from monarch_async.tensor.backend import FOREVER, Running, Told
+
+__all__ = ["NcclBackend"]
+
+Stream: Any = torch.cuda.Stream
+Event: Any = torch.cuda.Event
+
+_MOVED = {
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
+}
+
+
+class _OnDevice:
+    """A work on NCCL's stream."""
+
+    __slots__ = ("_device", "_threads", "_work")
+
+    def __init__(self, work: Any, device: torch.device, threads: ThreadPoolExecutor) -> None:
+        self._work = work
+        self._device = device
+        self._threads = threads
+
+    def when_done(self, told: Told) -> None:
+        def wait() -> None:
+            try:
+                with torch.cuda.device(self._device), torch.cuda.stream(Stream(self._device)):
+                    self._work.wait()  # the stream waits, not the thread
+                    event = Event()
+                    event.record()
+                event.synchronize()
+                error = self._work.exception() if hasattr(self._work, "exception") else None
+                if error is not None:
+                    raise RuntimeError(str(error))
+            except Exception as trouble:  # whatever NCCL has run into
+                told(trouble)
+            else:
+                told(None)
+
+        self._threads.submit(wait)
+
+
+class NcclBackend:
+    """Over NCCL, on the device that is current where it connects."""
+
+    name: ClassVar[str] = "nccl"
+    device_type: ClassVar[str] = "cuda"
+    process_group: dist.ProcessGroup
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._threads = ThreadPoolExecutor(4, "monarch_async nccl")
+        self._store: TCPStore | None = None
+        self._nccl: Any = None
+        self._aborted = threading.Event()
+
+    def connect(self, store: Store, me: int, size: int, timeout: float) -> None:
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        limit = timedelta(seconds=timeout)
+        if me == 0:
+            self._store = TCPStore(self._host, 0, None, True, limit, wait_for_workers=False)
+            store.set("nccl store", f"{self._host} {self._store.port}")
+        else:
+            host, port = store.get("nccl store").decode().split()
+            self._store = TCPStore(host, int(port), None, False, limit, wait_for_workers=False)
+        torch.cuda.set_device(self._device)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = FOREVER
+        prefixed = PrefixStore("nccl", self._store)
+        self._nccl = dist.ProcessGroupNCCL(prefixed, me, size, options)
+        self._nccl._set_sequence_number_for_group()
+        group = dist.ProcessGroup(prefixed, me, size)
+        group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+        group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)
+        self.process_group = group
+
+    @staticmethod
+    def moves(dtype: torch.dtype) -> bool:
+        return dtype in _MOVED
+
+    @staticmethod
+    def reduces(dtype: torch.dtype) -> bool:
+        return dtype in _MOVED and dtype is not torch.bool
+
+    def _running(self, work: Any) -> Running:
+        return _OnDevice(work, self._device, self._threads)
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Running:
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return self._running(self._nccl.allreduce([tensor], options))
+
+    def reduce(self, tensor: torch.Tensor, to: int, op: Any) -> Running:
+        options = dist.ReduceOptions()
+        options.reduceOp, options.rootRank = op, to
+        return self._running(self._nccl.reduce([tensor], options))
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Running:
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        return self._running(self._nccl.broadcast([tensor], options))
+
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Running:
+        return self._running(self._nccl._allgather_base(out, tensor))
+
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int]) -> Running:
+        return self._running(self._nccl.alltoall_base(out, tensor, list(out_sizes), list(sizes)))
+
+    def send(self, tensor: torch.Tensor, to: int) -> Running:
+        return self._running(self._nccl.send([tensor], to, 0))
+
+    def recv(self, tensor: torch.Tensor, source: int) -> Running:
+        return self._running(self._nccl.recv([tensor], source, 0))
+
+    def abort(self) -> None:
+        if self._nccl is not None and not self._aborted.is_set():
+            self._aborted.set()
+            # In a thread: it waits for kernels that are under way.
+            threading.Thread(target=self._nccl.abort, name="monarch_async aborting nccl", daemon=True).start()
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        if self._nccl is not None and not self._aborted.is_set():
+            self._aborted.set()
+            self._nccl.abort()
+        self._nccl = self._store = None
+        self.__dict__.pop("process_group", None)

@@ -1,0 +1,290 @@
+"""A group never hangs: what goes wrong at one member is told to all, by name, and the group forms anew."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from monarch_async import MeshFailure, ProcMesh, Restart
+from monarch_async.tensor import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerLost
+from tests.tensor.members import Member
+
+Spawn = Callable[..., tuple[ProcMesh, Any]]
+AGAIN = Restart(max_restarts=50, within=10)
+LARGE = 20_000
+
+
+async def epoch(member: Member) -> int:
+    return await member.comm.ready()
+
+
+async def total(member: Member, count: int = LARGE) -> float:
+    """What a sum of (rank + 1) comes to; it must be the same everywhere in the tensor."""
+    tensor = torch.full((count,), float(member.rank + 1))
+    await member.comm.all_reduce(tensor)
+    assert [tensor[0].item()] * count == tensor.tolist()
+    return tensor[0].item()
+
+
+async def outcome(member: Member, *args: Any) -> tuple[Any, float, float]:
+    """An all_reduce: its error, when that came by the clock of all processes, and the longest that the loop was held up meanwhile."""
+    lag, ticking = 0.0, True
+
+    async def tick() -> None:
+        nonlocal lag
+        while ticking:
+            before = time.monotonic()
+            await asyncio.sleep(0.005)
+            lag = max(lag, time.monotonic() - before - 0.005)
+
+    ticker = asyncio.create_task(tick())
+    error: Any = None
+    try:
+        await member.comm.all_reduce(torch.ones(LARGE), timeout=args[0] if args else None)
+    except (PeerLost, CollectiveError) as raised:
+        error = raised
+    ended = time.monotonic()
+    ticking = False
+    await ticker
+    return error, ended, lag
+
+
+async def pairs_total(member: Member, ranks: list[int]) -> float:
+    comm = member.comm.subset(ranks)
+    tensor = torch.full((LARGE,), float(member.rank + 1))
+    await comm.all_reduce(tensor)
+    return tensor[0].item()
+
+
+async def test_case_14_a_member_that_dies(spawn: Spawn, failures: list[MeshFailure]) -> None:
+    """Three ranks, one never joins and is killed: the others raise PeerLost at once, their loops tick; two of them form a group and sum."""
+    _, members = spawn({"gpus": 3})
+    await members.run.call(epoch)
+    pids = list((await members.pid.call()).values())
+    two = members.slice(gpus=slice(0, 2))
+    waiting = two.run.call(outcome)
+    await asyncio.sleep(0.2)
+    killed = time.monotonic()
+    os.kill(pids[2], signal.SIGKILL)
+    for error, ended, lag in (await waiting).values():
+        assert isinstance(error, PeerLost)
+        assert (2, 9, "members", None) == (error.rank, error.signal, error.mesh, error.exit_code)
+        assert "members[2] is gone: " in str(error)
+        assert ended - killed < 0.5
+        assert lag < 0.25
+    assert [3.0, 3.0] == list((await two.run.call(pairs_total, [0, 1])).values())
+    with pytest.raises(PeerLost, match=r"members\[2\] is gone") as late:
+        await two.run.call(total)
+    assert 2 == late.value.rank
+    assert failures
+
+
+async def test_case_14_a_member_that_is_frozen(spawn: Spawn) -> None:
+    """Three ranks, one is halted: the others raise PeerLost at the time that was set, and say so; when it goes on, the group forms anew."""
+    _, members = spawn({"gpus": 3})
+    await members.run.call(epoch)
+    pids = list((await members.pid.call()).values())
+    two = members.slice(gpus=slice(0, 2))
+    os.kill(pids[2], signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        for error, ended, lag in (await two.run.call(outcome, 1.0)).values():
+            assert isinstance(error, PeerLost)
+            assert 2 == error.rank
+            assert "its process is frozen" in str(error)
+            assert 0.9 < ended - began < 2.0
+            assert lag < 0.25
+        assert [3.0, 3.0] == list((await two.run.call(pairs_total, [0, 1])).values())
+    finally:
+        os.kill(pids[2], signal.SIGCONT)
+    with pytest.raises(PeerLost, match="frozen"):  # the one that knew nothing hears of it
+        await members.slice(gpus=2).run.call_one(total)
+    assert {1} <= set((await members.run.call(epoch)).values())
+    assert [6.0] * 3 == list((await members.run.call(total)).values())
+
+
+async def skips(member: Member, who: int) -> Any:
+    comm = member.comm
+    for number in range(1, 5):
+        if number == 3 and member.rank == who:
+            continue
+        try:
+            await (comm.barrier() if number % 2 else comm.all_reduce(torch.ones(LARGE)))
+        except CollectiveMismatch as error:
+            return str(error)
+    return None
+
+
+async def differs(member: Member) -> Any:
+    before = torch.ones(8 if member.rank else 4)
+    try:
+        await member.comm.all_reduce(before)
+    except CollectiveMismatch as error:
+        assert [1.0] * len(before) == before.tolist()
+        return str(error)
+    return None
+
+
+async def differs_in_kind(member: Member) -> Any:
+    comm = member.comm
+    try:
+        await (comm.all_reduce(torch.ones(4)) if member.rank else comm.broadcast(torch.ones(4), 1))
+    except CollectiveMismatch as error:
+        return str(error)
+    return None
+
+
+async def sends_other(member: Member) -> Any:
+    comm = member.comm
+    try:
+        if member.rank == 0:
+            await comm.send(torch.ones(LARGE), 1)
+        elif member.rank == 1:
+            await comm.recv(0, torch.ones(LARGE + 1))
+        else:
+            await comm.recv(0)
+    except CollectiveError as error:
+        return str(error)
+    return None
+
+
+async def test_case_15_members_that_do_not_agree(spawn: Spawn) -> None:
+    """Other shapes, other operations, one left out: an error before anything moves, at every rank, which names the ranks and what each called."""
+    _, members = spawn({"gpus": 3})
+    for text in (await members.run.call(differs)).values():
+        assert "operation 1 of members differs between ranks, and nothing was moved" in text
+        assert "all_reduce sum float32 cpu (4,)" in text
+        assert "all_reduce sum float32 cpu (8,)" in text
+        assert "rank 0 called all_reduce sum float32 cpu (4,)" in text
+    for text in (await members.run.call(differs_in_kind)).values():
+        assert "rank 0 called broadcast from 1 float32 cpu (4,) (last finished: nothing)" in text
+        assert "called all_reduce" in text
+    for text in (await members.run.call(skips, 1)).values():
+        assert "operation 3 of members differs" in text
+        assert f"rank 1 called all_reduce sum float32 cpu ({LARGE},) (last finished: operation 2, all_reduce)" in text
+        assert "called barrier" in text
+    for text in (await members.run.call(sends_other)).values():
+        assert f"rank 0 sends float32 ({LARGE},), and rank 1 wants float32 ({LARGE + 1},)" in text
+    assert [6.0] * 3 == list((await members.run.call(total)).values())
+
+
+async def late(member: Member, who: int, seconds: float) -> Any:
+    comm = member.comm
+    await comm.barrier()
+    if member.rank == who:
+        await asyncio.sleep(seconds)
+    try:
+        await comm.all_reduce(torch.ones(LARGE), timeout=0.5)
+    except CollectiveTimeout as error:
+        return error
+    return None
+
+
+async def cancels(member: Member, who: int) -> Any:
+    future = member.comm.all_reduce(torch.ones(LARGE))
+    if member.rank == who:
+        future.cancel()
+    try:
+        await future
+    except asyncio.CancelledError:
+        return "cancelled"
+    except CollectiveError as error:
+        return str(error)
+    return None
+
+
+async def cancelled_by_time(member: Member) -> Any:
+    if member.rank == 2:
+        return None
+    try:
+        async with asyncio.timeout(0.2):
+            await member.comm.all_reduce(torch.ones(LARGE))
+    except TimeoutError:
+        return "out of time"
+    except CollectiveError as error:
+        return str(error)
+    return None
+
+
+async def test_time_and_cancellation_end_the_epoch_for_all(spawn: Spawn) -> None:
+    """Who is late is named, with what it last finished; who cancels too; each rank is told once, and then sums are right again."""
+    _, members = spawn({"gpus": 3})
+    epochs = [set((await members.run.call(epoch)).values())]
+    for error in (await members.run.call(late, 1, 0.9)).values():
+        assert isinstance(error, CollectiveTimeout)
+        assert (1,) == error.missing
+        assert "rank 1 (last finished: operation 1, barrier" in str(error)
+        assert "did not reach it" in str(error)
+    assert [6.0] * 3 == list((await members.run.call(total)).values())
+    epochs.append(set((await members.run.call(epoch)).values()))
+    texts = list((await members.run.call(cancels, 0)).values())
+    assert "cancelled" == texts[0]
+    assert all("rank 0 of members has cancelled operation 2, all_reduce sum" in text for text in texts[1:])
+    epochs.append(set((await members.run.call(epoch)).values()))
+    texts = list((await members.run.call(cancelled_by_time)).values())
+    assert "out of time" in texts
+    assert None is texts[2]
+    with pytest.raises(CollectiveError, match="has cancelled"):
+        await members.slice(gpus=2).run.call_one(total)
+    epochs.append(set((await members.run.call(epoch)).values()))
+    assert [1] * 4 == [len(each) for each in epochs]
+    assert sorted({number for each in epochs for number in each}) == [number for each in epochs for number in each]
+    assert 4 == len({number for each in epochs for number in each})
+    assert [6.0] * 3 == list((await members.run.call(total)).values())
+
+
+async def test_a_group_forms_anew_after_a_restart(spawn: Spawn) -> None:
+    """A rank is killed in mid-operation: PeerLost at once, the rank comes back, survivors keep their state, sums are right at a later epoch."""
+    _, members = spawn({"gpus": 3}, restart=AGAIN)
+    await members.run.call(epoch)
+    await members.run.call(remember)
+    pids = list((await members.pid.call()).values())
+    two = members.slice(gpus=slice(0, 2))
+    waiting = two.run.call(outcome)
+    await asyncio.sleep(0.1)
+    killed = time.monotonic()
+    os.kill(pids[2], signal.SIGKILL)
+    for error, ended, _ in (await waiting).values():
+        assert isinstance(error, PeerLost)
+        assert (2, 0) == (error.rank, error.incarnation)
+        assert ended - killed < 0.5
+    assert [6.0] * 3 == list((await members.run.call(total)).values())
+    took = time.monotonic() - killed
+    assert took < 5
+    assert [{"kept": 0}, {"kept": 1}, {}] == list((await members.run.call(lambda member: member.state)).values())
+    numbers = set((await members.run.call(epoch)).values())
+    assert 1 == len(numbers)
+    assert numbers.pop() > 0
+
+
+async def remember(member: Member) -> None:
+    member.state["kept"] = member.rank
+
+
+async def test_all_are_started_again(spawn: Spawn) -> None:
+    """With one_for_all the survivors' actors begin new lives in their processes: the group is formed of the new lives only."""
+    _, members = spawn({"gpus": 3}, restart=Restart(strategy="one_for_all", max_restarts=50, within=10))
+    await members.run.call(epoch)
+    await members.run.call(remember)
+    before = list((await members.pid.call()).values())
+    os.kill(before[1], signal.SIGKILL)
+    while True:
+        try:
+            async with asyncio.timeout(20):
+                sums = list((await members.run.call(total)).values())
+            break
+        except (PeerLost, CollectiveError, Exception) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            await asyncio.sleep(0.02)
+    assert [6.0] * 3 == sums
+    assert [{}] * 3 == list((await members.run.call(lambda member: member.state)).values())
+    after = list((await members.pid.call()).values())
+    assert [True, False, True] == [one == other for one, other in zip(before, after, strict=True)]

@@ -1,0 +1,85 @@
+"""The ledger, and what a mesh that does not get on says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from monarch_async import ProcMesh, UsageError
+from monarch_async.tensor import why_stuck
+from tests.tensor.members import Member
+
+Spawn = Callable[..., tuple[ProcMesh, Any]]
+
+
+async def several(member: Member) -> list[Any]:
+    comm = member.comm
+    await comm.all_reduce(torch.ones(3, 4))
+    await comm["gpus"].barrier()
+    return comm.ledger()
+
+
+async def joins(member: Member, who: int, go: str) -> None:
+    if member.rank == who:
+        await dawdle(go)
+    await member.comm.all_reduce(torch.ones(5))
+
+
+async def dawdle(go: str) -> None:
+    while not os.path.exists(go):
+        await asyncio.sleep(0.01)
+
+
+async def blocks(member: Member, who: int) -> None:
+    if member.rank == who:
+        time.sleep(3.0)  # what is to be seen
+    await member.comm.all_reduce(torch.ones(5))
+
+
+async def test_who_did_not_come_to_which_operation(spawn: Spawn, tmp_path: Path) -> None:
+    """The ledger tells operation, shape, line, times; why_stuck names the late rank, what it last finished, and the line where it is."""
+    go = tmp_path / "go"
+    _, members = spawn({"gpus": 3})
+    for entries in (await members.run.call(several)).values():
+        assert [("all_reduce", 1, "done", 0), ("barrier", 2, "done", 0)] == [
+            (entry.operation, entry.number, entry.state, entry.epoch) for entry in entries
+        ]
+        assert "sum float32 cpu (3, 4)" == entries[0].shapes
+        assert all(entry.line.startswith("test_stuck.py:") for entry in entries)
+        assert all(0 < entry.called <= entry.started <= entry.ended for entry in entries)
+    assert "no operation waits for anybody" == str(await why_stuck(members))
+
+    call = members.run.call(joins, 1, str(go))
+    async with asyncio.timeout(10):
+        while True:
+            report = await why_stuck(members)
+            if str(report).count(" is at operation 3 (all_reduce sum float32 cpu (5,) at test_stuck.py:") == 2:
+                break
+            await asyncio.sleep(0.05)
+    text = str(report)
+    assert "members: rank 0 is at operation 3" in text
+    assert "members: rank 2 is at operation 3" in text
+    assert "members: rank 1 did not reach it; its last finished is operation 2, barrier; its process is busy" in text
+    assert "in dawdle" in report.ranks[1].stack
+    assert "in dawdle" in text
+    go.touch()
+    await call
+
+    call = members.run.call(blocks, 2)
+    async with asyncio.timeout(10):
+        while True:
+            report = await why_stuck(members)
+            if "rank 2 did not reach it; it does not answer; its process is stuck" in str(report):
+                break
+            await asyncio.sleep(0.05)
+    assert "in blocks" in report.ranks[2].stack
+    await call
+    with pytest.raises(UsageError, match="why_stuck takes a mesh of actors"):
+        await why_stuck(3)

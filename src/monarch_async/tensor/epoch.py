@@ -1,7 +1,7 @@
 """One epoch of a group: the same members, in the same lives, from its proposal to the first thing that goes wrong.
 
-Theory: every member proposes the epoch by the *terms* of all (see `group`). When all have proposed the same, each connects its backend, with a
-store that only this epoch has. From then on an operation goes through these steps:
+Theory: every member proposes the epoch by the *terms* of all (see `group`). When all have proposed the same, each connects its backend,
+with a store that only this epoch has. From then on an operation goes through these steps:
 
 1. It is numbered, in the order of the calls, and announced to all others: what it is, and what this member has last finished.
 2. When all others have announced theirs of that number, and all fit together, it is started. If one does not fit, nothing was moved.

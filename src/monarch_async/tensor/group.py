@@ -4,14 +4,14 @@ Theory: each member has a *term*, a number that grows whenever it begins somethi
 introduces itself to the others with its term. Who knows the terms of all, and of none that it is lost, proposes the epoch of just these
 terms; when all have proposed the same, that epoch is connected (see `epoch`). Nobody decides for the others, and nobody is special.
 
-When something goes wrong at a member (another is lost, an operation times out, is cancelled, does not fit or fails) its epoch ends there: what is
-under way raises, the member takes its next term and introduces itself with it and with the error. That ends the epoch at all others.
-So a group forms anew by itself once every member is there again.
+When something goes wrong at a member (another is lost, an operation times out, is cancelled, does not fit or fails) its epoch ends there:
+what is under way raises, the member takes its next term and introduces itself with it and with the error. That ends the epoch at all
+others. So a group forms anew by itself once every member is there again.
 
 Rules:
 
-* The end of an epoch is told at every member just once: to all that is under way there, or, if nothing is, to the next operation that is called.
-  So no member goes on as if nothing had been while others begin again.
+* The end of an epoch is told at every member just once: to all that is under way there, or, if nothing is, to the next operation that is
+  called. So no member goes on as if nothing had been while others begin again.
 * An operation that is refused for that reason is one that other members may have begun in the next epoch: it ends that for them too, but is
   not told to those who have begun nothing yet.
 * What is called while the group forms waits for it.

@@ -2,10 +2,11 @@
 
 Rules:
 
-* Nothing here waits, and nothing touches a tensor before all members have agreed, but for copies that are needed anyhow (not contiguous, a dtype
-  that the backend does not have, a factor): those are made meanwhile.
+* Nothing here waits, and nothing touches a tensor before all members have agreed, but for copies that are needed anyhow (not contiguous, a
+  dtype that the backend does not have, a factor): those are made meanwhile.
 * Tensors travel flat. Sizes that a member can't know come from what the others have said of theirs.
-* Those for which gloo has no uneven form, or none at all, are made of the all-to-all exchange, which has one: every part crosses the network once.
+* Those for which gloo has no uneven form, or none at all, are made of the all-to-all exchange, which has one: every part crosses the
+  network once.
 * An operation whose tensors are all empty moves nothing.
 """
 
@@ -53,7 +54,7 @@ def kind_of(tensor: torch.Tensor) -> tuple[str, str]:
     return str(tensor.dtype).removeprefix("torch."), tensor.device.type
 
 
-def check_tensors(backend: Kind, *tensors: torch.Tensor) -> None:
+def check_tensors(backend: Kind, *tensors: Any) -> None:
     """Raises `TypeError` for what the backend can't take."""
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:

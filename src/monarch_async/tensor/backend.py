@@ -149,16 +149,20 @@ class _Devices:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: dict[str, list[tuple[Any, Endpoint]]] = {}
+        self._unknown: list[Any] = []
 
     def take(self, host: str) -> tuple[Any, Endpoint]:
         with self._lock:
             free = self._free.get(host)
             if free:
                 return free.pop()
-            before = listening_sockets()
-            device = ProcessGroupGloo.create_device(hostname=host)
-            (mine,) = (listening_sockets() - before) or {(host, 0)}
-            return device, mine
+            while True:
+                before = listening_sockets()
+                device = ProcessGroupGloo.create_device(hostname=host)
+                new = listening_sockets() - before
+                if len(new) == 1:
+                    return device, new.pop()
+                self._unknown.append(device)  # another thread began to listen just then, so which of them is it?
 
     def give_back(self, host: str, device: tuple[Any, Endpoint]) -> None:
         with self._lock:

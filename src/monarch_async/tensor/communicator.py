@@ -24,20 +24,18 @@ from monarch_async.tensor.batch import Batch
 from monarch_async.tensor.group import Check, Group
 from monarch_async.tensor.ledger import LedgerEntry, callers_line
 from monarch_async.tensor.membership import Circle, circle_of
+from monarch_async.tensor.moving import (
+    make_all_gather,
+    make_all_to_all,
+    make_barrier,
+    make_broadcast,
+    make_gather,
+    make_scatter,
+    make_transfer,
+)
 from monarch_async.tensor.nccl import NcclBackend
 from monarch_async.tensor.operation import Operation
-from monarch_async.tensor.operations import (
-    all_gather as make_all_gather,
-    all_reduce as make_all_reduce,
-    all_to_all as make_all_to_all,
-    barrier as make_barrier,
-    broadcast as make_broadcast,
-    gather as make_gather,
-    reduce as make_reduce,
-    reduce_scatter as make_reduce_scatter,
-    scatter as make_scatter,
-    transfer as make_transfer,
-)
+from monarch_async.tensor.reducing import make_all_reduce, make_reduce, make_reduce_scatter
 from monarch_async.tensor.reductions import Reduction
 from monarch_async.tensor.signature import Signature
 from monarch_async.tensor.world import global_ranks
@@ -69,7 +67,7 @@ class Communicator:
         self._settings = settings
         self._parent = parent
         self._batch: Batch | None = None
-        name = circle.me.name + (f"[{','.join(dims)}]" if parent is not None and dims else "" if parent is None else f"{list(ranks)}")
+        name = circle.me.name if parent is None else f"{circle.me.name}[{' '.join([*dims, ','.join(map(str, ranks))])}]"
         backend, timeout, check = settings
         kind = BACKENDS[backend]
         host = _address_here(circle)
@@ -283,8 +281,7 @@ class Communicator:
         signature = Signature("send_object", (f"to {to}",))
 
         def begin(epoch: Any, operation: Operation) -> None:
-            epoch.under_way.add(operation)
-            epoch.send_object(where, value)
+            epoch.objects.send(where, value)
             epoch.finished(operation)
 
         return self._run(Operation(signature, begin=begin), None)
@@ -293,7 +290,7 @@ class Communicator:
         """The next object that a member has sent."""
         where = self._member(source)
         signature = Signature("recv_object", (f"from {source}",))
-        return self._run(Operation(signature, begin=lambda epoch, operation: epoch.want_object(operation, where)), timeout)
+        return self._run(Operation(signature, begin=lambda epoch, operation: epoch.objects.want(operation, where)), timeout)
 
     def coalesce(self, *, timeout: float | None = None) -> Coalescing:
         """Do several operations as one: ``async with comm.coalesce():`` begins what is called inside when it is left, and waits for it.

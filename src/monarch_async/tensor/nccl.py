@@ -97,6 +97,7 @@ class NcclBackend:
         prefixed = PrefixStore("nccl", self._store)
         self._nccl = dist.ProcessGroupNCCL(prefixed, me, size, options)
         self._nccl._set_sequence_number_for_group()
+        self._nccl.eager_connect_single_device(self._device)  # else the first operation would wait for it, in the loop's thread
         group = dist.ProcessGroup(prefixed, me, size)
         group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
         group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)

@@ -1,10 +1,14 @@
-"""What libraries need to have the members of a mesh of actors work together: who these are, and small messages between them past their mailboxes.
+"""What libraries need to have the members of a mesh of actors work together: who these are, and small messages between them.
+
+The messages go past the mailboxes of actors.
 
 Rules:
 
-* A library *offers* a name in its process; what others post to that name is handed to it at once, in the order in which each of them sent it.
+* A library *offers* a name in its process; what others post to that name is handed to it at once, in the order in which each of them
+  sent it.
 * Where nobody offers the name (yet), what is posted is dropped in silence: who comes later introduces itself.
-* A `Wire` leads to one process, or to the one that takes its place (see `Peer.latest`). Nothing on it is bounded: only for few and small messages.
+* A `Wire` leads to one process, or to the one that took its place when it was asked for. Nothing on it is bounded: it is for few and
+  small messages.
 """
 
 from __future__ import annotations
@@ -99,7 +103,7 @@ class Membership(NamedTuple):
         return cell.evidence.text if cell.evidence is not None else ""
 
     def where(self) -> list[str]:
-        """Where each handler that runs is, as a stack in words, the innermost call last. For a look from outside, so it may be in motion."""
+        """Where each handler that runs is, as a stack in words, the innermost call last. One in a thread may be in motion."""
         return [f"{message.endpoint}:\n{render(self._frames(message))}" for message in self._running()]
 
     def _running(self) -> list[Message]:

@@ -1,7 +1,8 @@
 """The members of a mesh of actors, as one of them sees the others: where each is, in which life, and that it is gone.
 
-Theory: every member knows from the start where all were spawned. It watches each other one, and whoever begins a life introduces itself (see
-`group`), which tells where it is now. What the members post to each other comes to one function of the process, and from there to the group.
+Theory: every member knows from the start where all were spawned. It watches each other one, and whoever begins a life introduces itself
+(see `group`), which tells where it is now. What the members post to each other comes to one function of the process, and from there to
+the group.
 
 Rules:
 

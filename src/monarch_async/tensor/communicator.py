@@ -6,7 +6,7 @@ awaited for the result, or, in a `def` endpoint, asked with ``get()``. Nothing b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,6 +21,7 @@ from monarch_async.future import Future, as_future
 from monarch_async.shape import Extent
 from monarch_async.tensor.backend import Backend, GlooBackend
 from monarch_async.tensor.batch import Batch
+from monarch_async.tensor.compression import Compression, Turns, compressed_all_reduce
 from monarch_async.tensor.group import Check, Group
 from monarch_async.tensor.ledger import LedgerEntry, callers_line
 from monarch_async.tensor.membership import Circle, circle_of
@@ -38,6 +39,7 @@ from monarch_async.tensor.operation import Operation
 from monarch_async.tensor.reducing import make_all_reduce, make_reduce, make_reduce_scatter
 from monarch_async.tensor.reductions import Reduction
 from monarch_async.tensor.signature import Signature
+from monarch_async.tensor.staged import check_tensors
 from monarch_async.tensor.world import global_ranks
 
 __all__ = ["DEFAULT_TIMEOUT", "Communicator", "own_communicator"]
@@ -67,6 +69,7 @@ class Communicator:
         self._settings = settings
         self._parent = parent
         self._batch: Batch | None = None
+        self._compressing = Turns()
         name = circle.me.name if parent is None else f"{circle.me.name}[{' '.join([*dims, ','.join(map(str, ranks))])}]"
         backend, timeout, check = settings
         kind = BACKENDS[backend]
@@ -75,6 +78,10 @@ class Communicator:
         self._group = Group(circle, ranks, name, lambda: kind(host), timeout, check)
 
     # Who it is.
+
+    @property
+    def name(self) -> str:
+        return self._group.name
 
     @property
     def rank(self) -> int:
@@ -212,9 +219,27 @@ class Communicator:
         return index
 
     def all_reduce(
-        self, tensor: torch.Tensor, op: Reduction = "sum", *, premul: float | None = None, timeout: float | None = None
+        self,
+        tensor: torch.Tensor,
+        op: Reduction = "sum",
+        *,
+        premul: float | None = None,
+        compress: Compression | None = None,
+        key: Hashable = None,
+        timeout: float | None = None,
     ) -> Future[torch.Tensor]:
-        """Combine the tensors of all members, into each of them; with `premul` each is multiplied with its member's factor first."""
+        """Combine the tensors of all members, into each of them; with `premul` each is multiplied with its member's factor first.
+
+        With `compress` fewer bytes move, for a result that is less exact: await that before the next call. `key` names the tensor where the
+        compression keeps something of it from one time to the next.
+        """
+        if compress is not None:
+            check_tensors(self._kind, tensor)
+            compress.check(tensor, op, key)
+            if premul is not None or self._batch is not None:
+                raise UsageError("compress= goes with neither premul= nor coalesce()")
+            work = compressed_all_reduce(self, self._compressing, tensor, op == "mean", compress, key, timeout)
+            return as_future(self._circle.runtime, work)
         return self._run(make_all_reduce(self._kind, self.size, tensor, op, premul), timeout)
 
     def reduce(

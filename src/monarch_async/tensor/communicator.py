@@ -69,13 +69,13 @@ class Communicator:
         self._settings = settings
         self._parent = parent
         self._batch: Batch | None = None
-        self._compressing = Turns()
         name = circle.me.name if parent is None else f"{circle.me.name}[{' '.join([*dims, ','.join(map(str, ranks))])}]"
         backend, timeout, check = settings
         kind = BACKENDS[backend]
         host = _address_here(circle)
         self._kind: type[Backend] = kind  # type: ignore[assignment]
         self._group = Group(circle, ranks, name, lambda: kind(host), timeout, check)
+        self._compressing = Turns(self._group)
 
     # Who it is.
 

@@ -26,8 +26,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from monarch_async.errors import CollectiveError
+from monarch_async.errors import CollectiveError, CollectiveTimeout
 from monarch_async.tensor.compressors import BF16, FP8, FP16, AllReduce, AllToAll, Compression, Place, PowerSGD, Request, Steps, Traffic
+from monarch_async.tensor.group import Group
 from monarch_async.tensor.reductions import HEAVY
 
 __all__ = ["BF16", "FP8", "FP16", "Compression", "PowerSGD", "Traffic", "Turns", "compressed_all_reduce", "ddp_hook"]
@@ -35,7 +36,7 @@ __all__ = ["BF16", "FP8", "FP16", "Compression", "PowerSGD", "Traffic", "Turns",
 Hook = Callable[[object, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
-class Group(Protocol):
+class Comm(Protocol):
     """A communicator, as far as it is wanted here."""
 
     @property
@@ -46,58 +47,75 @@ class Group(Protocol):
     def epoch(self) -> int: ...
     @property
     def process_group(self) -> dist.ProcessGroup: ...
-    def ready(self) -> Any: ...
     def all_reduce(self, tensor: torch.Tensor, *, timeout: float | None = None) -> Any: ...
     def all_to_all(self, tensors: Sequence[torch.Tensor], *, timeout: float | None = None) -> Any: ...
     def all_gather(self, tensor: torch.Tensor, *, timeout: float | None = None) -> Any: ...
-    def barrier(self) -> Any: ...
 
 
 class Turns:
     """The compressed sums of one communicator: one at a time, in the order of the calls. Where one fails, those that wait fail with it."""
 
-    __slots__ = ("error", "failures", "lock")
+    __slots__ = ("error", "failures", "group", "lock")
 
-    def __init__(self) -> None:
+    def __init__(self, group: Group) -> None:
+        self.group = group
         self.lock = asyncio.Lock()
         self.failures = 0
         self.error: BaseException | None = None
 
-    def failed(self, error: BaseException) -> None:
+    async def formed(self, timeout: float | None) -> int:
+        """The epoch in which what is called next will be done, or refused."""
+        group = self.group
+        limit = group.timeout if timeout is None else timeout
+        if not group.ready and not group.owes:
+            try:
+                async with asyncio.timeout(limit):
+                    await group.wait_ready()
+            except TimeoutError:
+                raise CollectiveTimeout(f"{group.name} was not formed within {limit:g} s") from None
+        return group.number
+
+    def check_epoch(self, number: int) -> None:
+        """Raises `CollectiveError` where that epoch has ended, and what is called next would be done in another one."""
+        group = self.group
+        if not group.owes and not (group.ready and group.number == number):
+            raise CollectiveError(f"epoch {number} of {group.name} has ended between the steps of a compressed all_reduce")
+
+    def failed(self, error: BaseException, *, known: bool) -> None:
+        """Of the sum whose turn it is, or that waits for it. `known`: the other members hear of it already."""
+        cancelled = not isinstance(error, Exception)
+        if cancelled or not known:
+            story = "was cancelled" if cancelled else f"failed: {error}"
+            error = CollectiveError(f"a compressed all_reduce at rank {self.group.circle.me.rank} of {self.group.name} {story}")
+        if not known:
+            self.group.abandon(error)
         self.failures += 1
-        self.error = (
-            error if isinstance(error, Exception) else CollectiveError("a compressed all_reduce called before this one was cancelled")
-        )
+        self.error = error
 
 
 async def compressed_all_reduce(
-    comm: Group, turns: Turns, tensor: torch.Tensor, mean: bool, compress: Compression, key: Hashable, timeout: float | None
+    comm: Comm, turns: Turns, tensor: torch.Tensor, mean: bool, compress: Compression, key: Hashable, timeout: float | None
 ) -> torch.Tensor:
     """All steps of one sum, in turn."""
     failures = turns.failures
-    called = False  # whether an operation is under way: then the others hear from that what happens to this member
+    known = False  # whether the other members hear of what goes wrong here, from an operation under way
     try:
         async with turns.lock:
             if turns.failures != failures and turns.error is not None:
-                called = True
                 raise turns.error
-            if comm.epoch < 0:
-                await comm.ready()
-            steps = compress.run([tensor], [key], Place(comm.name, comm.epoch, comm.size), mean)
+            place = Place(comm.name, await turns.formed(timeout), comm.size)
+            steps = compress.run([tensor], [key], place, mean)
             request = await _next(steps, None, tensor.numel() > HEAVY)
             while request is not None:
-                called = True
+                known = True
+                turns.check_epoch(place.epoch)
                 answer = await _awaited(comm, request, timeout)
-                called = False
+                known = False
                 request = await _next(steps, answer, tensor.numel() > HEAVY)
             return tensor
     except BaseException as error:
         if turns.failures == failures:
-            turns.failed(error)
-        if not called:
-            told = comm.barrier()  # an operation that is cancelled is told to all
-            if not told.cancel():
-                told.exception()
+            turns.failed(error, known=known)
         raise
 
 
@@ -120,7 +138,7 @@ def _advance(steps: Steps, answer: Any) -> Request | None:
         return None
 
 
-async def _awaited(comm: Group, request: Request, timeout: float | None) -> torch.Tensor:
+async def _awaited(comm: Comm, request: Request, timeout: float | None) -> torch.Tensor:
     if isinstance(request, AllReduce):
         summed: torch.Tensor = await comm.all_reduce(request.tensor, timeout=timeout)
         return summed
@@ -129,21 +147,21 @@ async def _awaited(comm: Group, request: Request, timeout: float | None) -> torc
     return torch.stack(await comm.all_gather(request.row, timeout=timeout))
 
 
-def _blocking(group: dist.ProcessGroup, request: Request) -> torch.Tensor:
+def _blocking(group: Any, request: Request) -> torch.Tensor:
     if isinstance(request, AllReduce):
-        dist.all_reduce(request.tensor, group=group)
+        group.allreduce([request.tensor]).wait()
         return request.tensor
     if isinstance(request, AllToAll):
         rows = torch.empty_like(request.rows)
-        dist.all_to_all_single(rows.view(-1), request.rows.view(-1), group=group)
+        group.alltoall_base(rows.view(-1), request.rows.view(-1), [], []).wait()
         return rows
     row = request.row
     whole = torch.empty(group.size() * row.numel(), dtype=row.dtype, device=row.device)
-    dist.all_gather_into_tensor(whole, row, group=group)
+    group._allgather_base(whole, row).wait()
     return whole.view(group.size(), -1)
 
 
-def ddp_hook(comm: Group, compress: Compression) -> Hook:
+def ddp_hook(comm: Comm, compress: Compression) -> Hook:
     """A communication hook for `DistributedDataParallel`: ``ddp.register_comm_hook(None, ddp_hook(comm, BF16()))``.
 
     The model is made with ``process_group=comm.process_group``. Both belong to one epoch: make them again after the next ``ready()``. A
@@ -151,7 +169,7 @@ def ddp_hook(comm: Group, compress: Compression) -> Hook:
 
     Raises `UsageError` while the group is not formed.
     """
-    group = comm.process_group
+    group: Any = comm.process_group
     place = Place(comm.name, comm.epoch, comm.size)
     thread = ThreadPoolExecutor(1, "monarch_async compressing")  # ends with the hook
 

@@ -40,6 +40,7 @@ async def test_it_is_sent_without_a_copy(monarch_procs: MonarchProcs) -> None:
     assert [b"c" * 16] == await holder.content.call_one()
     assert b"ddddaaaa" == bytes(buffer[:8])
     await holder.drop.call_one()
+    allocated = pool.allocated
     await holder.keep.call_one(buffer[MIB : 2 * MIB])
     array = np.frombuffer(buffer, "u1")
     array[MIB] = ord("x")

@@ -190,13 +190,13 @@ async def measure(quick: bool) -> list[Row]:
     rows = []
     async with this_host().spawn_procs(preload=("torch",)) as procs:
         looker = await procs.spawn("looker", Looker)
+        rows += await _memory(looker, message, 10 if quick else 160)  # first, while there is no segment yet
         rate, _ = await _rates(looker, MIB, rounds, 100)
         rows.append(Row("1 MiB tensor", scaled(rate, "B/s"), rate / 1e9, "≥", 2.0, "GB/s"))
         for size in (message, 4 * message):
             rate, ratio = await _rates(looker, size, rounds, 5)
             rows.append(Row(f"{size // MIB} MiB tensor, to a copy", scaled(rate, "B/s"), ratio, "≥", 0.6))
         rows += [await _shared(looker, size, 100) for size in (MIB, message, 4 * message)]
-        rows += await _memory(looker, message, 10 if quick else 160)
         rows.append(await _beside(looker, huge))
     rows.append(await _cast(message, 3 if quick else 7))
     await shutdown()

@@ -144,7 +144,8 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     import torch
 
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type not in ("cpu", "cuda"):
-        return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return, no-untyped-call]
+        reduced: tuple[Any, ...] = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+        return reduced if tensor.layout is torch.strided else (_rebuild_sparse, reduced[:2], *reduced[2:])
     data = tensor.detach()
     if data.is_conj() or data.is_neg():
         data = data.resolve_conj().resolve_neg()
@@ -240,6 +241,14 @@ def _rebuild_tensor(
     if parameter:
         return torch.nn.Parameter(tensor, grad)
     return tensor.requires_grad_() if grad else tensor
+
+
+def _rebuild_sparse(rebuild: Callable[..., Any], parts: tuple[Any, ...]) -> Any:
+    import torch
+
+    tensor = rebuild(*parts)
+    torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]  # until then torch keeps what it rebuilds in a list
+    return tensor
 
 
 def _rebuild_untyped(storage: torch.UntypedStorage | None) -> torch.UntypedStorage:

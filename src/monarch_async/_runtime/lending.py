@@ -324,6 +324,8 @@ class Lending:
                 raise ChannelError(f"segment {segment} of {owner} is not known: {why}")
         if offset + size > mapping.size:
             raise ChannelError(f"segment {segment} of {owner} has {mapping.size} bytes, {size} from {offset} on are not among them")
+        if self._over:  # perhaps of this very block
+            self._give_back_all()
         if (owner, segment, offset) in self._leased:
             copy = allocate(size)
             mapping.copy_original(offset, copy)

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -71,42 +72,45 @@ class Group:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[tuple[Sequence[Opened], Sequence[Layout]]]:
         """The newest version that all have, on lease, and what is in it, by publisher."""
-        opened = await self._open()
-        keepers = [source.keeper for source in self.sources]
-        timer: asyncio.TimerHandle
+        lease = int.from_bytes(os.urandom(7), "little")  # chosen here, so that it can be ended whether or not its answer has come
+        timer: asyncio.TimerHandle | None = None
+
+        def renew() -> None:
+            for source in self.sources:
+                source.keeper.renew.broadcast(lease)
+            renew_later()
 
         def renew_later() -> None:
             nonlocal timer
             timer = asyncio.get_running_loop().call_later(min(each.seconds for each in opened), renew)
 
-        def renew() -> None:
-            for keeper, each in zip(keepers, opened, strict=True):
-                keeper.renew.broadcast(each.lease)
-            renew_later()
-
-        renew_later()
         try:
+            opened = await self._open(lease)
+            renew_later()
             yield opened, [self._layout(index, each) for index, each in enumerate(opened)]
         finally:
-            timer.cancel()
-            for keeper, each in zip(keepers, opened, strict=True):
-                keeper.end.broadcast(each.lease)
+            if timer is not None:
+                timer.cancel()
+            self._end(lease)
 
-    async def _open(self) -> list[Opened]:
+    def _end(self, lease: int) -> None:
+        for source in self.sources:
+            source.keeper.end.broadcast(lease)
+
+    async def _open(self, lease: int) -> list[Opened]:
         version: int | None = None
         while True:
-            found = await asyncio.gather(*(self._open_one(index, version) for index in range(len(self.sources))))
+            found = await asyncio.gather(*(self._open_one(index, version, lease) for index in range(len(self.sources))))
             opened = [each for each in found if each is not None]
             if len(opened) == len(found) and len({each.version for each in opened}) == 1:
                 return opened
-            for index, each in enumerate(found):
-                if each is not None:
-                    self.sources[index].keeper.end.broadcast(each.lease)
+            self._end(lease)
             version = await self._common()
 
-    async def _open_one(self, index: int, version: int | None) -> Opened | None:
+    async def _open_one(self, index: int, version: int | None, lease: int) -> Opened | None:
         def call(keeper: Keeper) -> Future[Opened | None]:
-            return keeper.open.call_one(version, next(reversed(self._layouts.get(self.sources[index].life, {0: None}))))
+            known = next(reversed(self._layouts.get(self.sources[index].life, {0: None})))
+            return keeper.open.call_one(version, known, lease)
 
         return await self.ask(index, call)
 

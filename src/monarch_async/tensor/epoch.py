@@ -171,11 +171,7 @@ class Epoch:
         self._numbers[channel] = number
         operation.entry.number, operation.entry.epoch = number, self.number
         self.under_way.add(operation)
-        partner = operation.partner
-        wires = self._all if partner is None else (self._wires[partner],) if partner != owner.index else ()
-        announced = (channel, number, to_wire(operation.signature), owner.ledger.last_done)
-        if wires:
-            post(wires, "collective", *owner.address, "at", self.token, owner.index, *announced)
+        self.post("at", channel, number, to_wire(operation.signature), owner.ledger.last_done, to=operation.partner)
         self._queues.setdefault(channel, deque()).append(operation)
         if not operation.prepared:
             self._prepare(operation)
@@ -227,8 +223,6 @@ class Epoch:
             if len(heard) < self._size - 1:
                 return
             views = [mine if index == me else signature_from(heard[index]) for index in range(self._size)]
-        elif operation.partner == me:
-            views = [mine]
         elif operation.partner in heard:
             views = [mine, signature_from(heard[operation.partner])]
         else:

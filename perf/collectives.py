@@ -3,10 +3,11 @@
     python -m perf.collectives             a table with bars: a minute
     python -m perf.collectives --quick     does everything run? its figures mean nothing
 
-*Overhead* is an awaited all_reduce between two processes, less the same one of gloo called plainly, which blocks its thread; both take turns in the
-same processes. Of few bytes the awaited one does not use gloo at all. *Lost* is from SIGKILL of one of three members in the middle of an
-operation until the awaits of the others raise `PeerLost`; *again* is until all three have the right sum, with torch preloaded. *Lag* is by
-how much a timer of 1 ms comes late while 256 MiB are summed. Bars are for a machine that does nothing else, with a core for each process.
+*Overhead* is an awaited all_reduce between two processes, less the same one of gloo called plainly, which blocks its thread; both take
+turns in the same processes. Of few bytes the awaited one does not use gloo at all. *Lost* is from SIGKILL of one of three members in the
+middle of an operation until the awaits of the others raise `PeerLost`; *again* is until all three have the right sum, with torch preloaded.
+*Lag* is by how much a timer of 1 ms comes late while 256 MiB are summed. Bars are for a machine that does nothing else, with a core for
+each process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""What libraries need to have the members of a mesh of actors work together: who these are, and small messages between them past their mailboxes.
+"""What libraries need to have the members of a mesh of actors work together: who these are, and small messages between them.
+
+The messages go past the mailboxes of actors.
 
 Rules:
 
-* A library *offers* a name in its process; what others post to that name is handed to it at once, in the order in which each of them sent it.
+* A library *offers* a name in its process; what others post to that name is handed to it at once, in the order in which each of them
+  sent it.
 * Where nobody offers the name (yet), what is posted is dropped in silence: who comes later introduces itself.
-* A `Wire` leads to one process, or to the one that takes its place (see `Peer.latest`). Nothing on it is bounded: only for few and small messages.
+* A `Wire` leads to one process, or to the one that took its place when it was asked for. Nothing on it is bounded: it is for few and
+  small messages.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from monarch_async._core.codec import dumps
-from monarch_async._runtime.behavior import CellState
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import SYNC, Message, current_cell, current_message
 from monarch_async._runtime.lane import Lane
@@ -94,12 +97,12 @@ class Membership(NamedTuple):
     def why_over(self) -> str:
         """Why this life is over, or ends; empty while it does not."""
         cell = self.cell
-        if cell.identity.incarnation != self.incarnation or cell.state is CellState.RESTARTING:
-            return "its life is over"
+        if cell.identity.incarnation != self.incarnation:
+            return "another life of it has begun"
         return cell.evidence.text if cell.evidence is not None else ""
 
     def where(self) -> list[str]:
-        """Where each handler that runs is, as a stack in words, the innermost call last. For a look from outside, so it may be in motion."""
+        """Where each handler that runs is, as a stack in words, the innermost call last. One in a thread may be in motion."""
         return [f"{message.endpoint}:\n{render(self._frames(message))}" for message in self._running()]
 
     def _running(self) -> list[Message]:
@@ -115,10 +118,10 @@ class Membership(NamedTuple):
         task = message.task or cell.task
         return [*_awaited(task.get_coro())][::-1] if task is not None else []
 
-    def when_over(self, told: Callable[[], None]) -> None:
-        """Call `told` when this life has ended."""
+    def when_over(self, told: Callable[[str], None]) -> None:
+        """Call `told` with the reason when this life has ended."""
         over = self.runtime.loop.create_future()
-        over.add_done_callback(lambda _: told())
+        over.add_done_callback(lambda over: told(over.result()[1].text))
         self.cell.watchers += (over,)
 
     def other(self, rank: int, address: ProcAddress) -> ActorMesh:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from monarch_async import MeshFailure, ProcMesh, Restart
+from monarch_async import MeshFailure, ProcMesh, Restart, context
 from monarch_async.tensor import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerLost
 from tests.tensor.members import Member
 
@@ -156,7 +156,7 @@ async def sends_other(member: Member) -> Any:
 
 
 async def test_case_15_members_that_do_not_agree(spawn: Spawn) -> None:
-    """Other shapes, other operations, one left out: an error before anything moves, at every rank, which names the ranks and what each called."""
+    """Other shapes, other operations, one left out: an error before anything moves, everywhere, that names ranks and what each called."""
     _, members = spawn({"gpus": 3})
     for text in (await members.run.call(differs)).values():
         assert "operation 1 of members differs between ranks, and nothing was moved" in text
@@ -241,7 +241,7 @@ async def test_time_and_cancellation_end_the_epoch_for_all(spawn: Spawn) -> None
 
 
 async def test_a_group_forms_anew_after_a_restart(spawn: Spawn) -> None:
-    """A rank is killed in mid-operation: PeerLost at once, the rank comes back, survivors keep their state, sums are right at a later epoch."""
+    """A rank is killed in mid-operation: PeerLost at once, it comes back, survivors keep their state, sums are right at a later epoch."""
     _, members = spawn({"gpus": 3}, restart=AGAIN)
     await members.run.call(epoch)
     await members.run.call(remember)
@@ -268,6 +268,17 @@ async def remember(member: Member) -> None:
     member.state["kept"] = member.rank
 
 
+def life(member: Member) -> int:
+    return context().actor_instance.incarnation
+
+
+async def all_live_again(members: Any) -> None:
+    """Until every member is in its next life."""
+    async with asyncio.timeout(20):
+        while {1} != set((await members.run.options(return_exceptions=True).call(life)).values()):  # noqa: ASYNC110  # no event tells
+            await asyncio.sleep(0.02)
+
+
 async def test_all_are_started_again(spawn: Spawn) -> None:
     """With one_for_all the survivors' actors begin new lives in their processes: the group is formed of the new lives only."""
     _, members = spawn({"gpus": 3}, restart=Restart(strategy="one_for_all", max_restarts=50, within=10))
@@ -275,16 +286,72 @@ async def test_all_are_started_again(spawn: Spawn) -> None:
     await members.run.call(remember)
     before = list((await members.pid.call()).values())
     os.kill(before[1], signal.SIGKILL)
-    while True:
-        try:
-            async with asyncio.timeout(20):
-                sums = list((await members.run.call(total)).values())
-            break
-        except (PeerLost, CollectiveError, Exception) as error:
-            if isinstance(error, TimeoutError):
-                raise
-            await asyncio.sleep(0.02)
-    assert [6.0] * 3 == sums
+    await all_live_again(members)
+    assert [6.0] * 3 == list((await members.run.call(total)).values())
     assert [{}] * 3 == list((await members.run.call(lambda member: member.state)).values())
     after = list((await members.pid.call()).values())
     assert [True, False, True] == [one == other for one, other in zip(before, after, strict=True)]
+
+
+async def fails(member: Member) -> None:
+    raise LookupError("on purpose")
+
+
+async def test_an_actor_that_fails_in_a_process_that_lives(spawn: Spawn) -> None:
+    """Its life is over, so the others raise PeerLost; its next life, in the same process, joins; other groups are not touched."""
+    _, members = spawn({"dp": 2, "tp": 2}, restart=AGAIN)
+    await members.run.call(epoch)
+    assert [4.0, 6.0, 4.0, 6.0] == list((await members.run.call(along, "dp")).values())
+    pids = list((await members.pid.call()).values())
+    rest = members.flatten("rank").slice(rank=slice(0, 3))
+    waiting = rest.run.call(outcome)
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    members.slice(dp=1, tp=1).run.broadcast(fails)
+    for error, ended, _ in (await waiting).values():
+        assert isinstance(error, PeerLost)
+        assert 3 == error.rank
+        assert "LookupError in run: on purpose" in str(error)
+        assert ended - began < 0.7
+    assert [10.0] * 4 == list((await members.run.call(total)).values())
+    assert pids == list((await members.pid.call()).values())
+    left = members.slice(tp=0)
+    assert [4.0] * 2 == list((await left.run.call(along, "dp")).values())
+    assert [0, 0] == list((await left.run.call(epoch_along, "dp")).values())
+    with pytest.raises(PeerLost, match="on purpose"):  # rank 1's group along dp had lost a member
+        await members.slice(dp=0, tp=1).run.call_one(along, "dp")
+    assert [6.0] * 2 == list((await members.slice(tp=1).run.call(along, "dp")).values())
+
+
+async def along(member: Member, dim: str) -> float:
+    tensor = torch.full((LARGE,), float(member.rank + 1))
+    await member.comm[dim].all_reduce(tensor)
+    return tensor[0].item()
+
+
+async def epoch_along(member: Member, dim: str) -> int:
+    return await member.comm[dim].ready()
+
+
+class First(Member):
+    comm_check = "first"
+
+
+class Never(Member):
+    comm_check = "never"
+    comm_timeout = 0.7
+
+
+async def test_what_is_checked(spawn: Spawn) -> None:
+    """With "first" new shapes are compared; with "never" only the operations are; a class's own timeout holds."""
+    procs, members = spawn({"gpus": 2}, kind=First)
+    others = procs.spawn("others", Never)
+    for _ in range(2):
+        assert [3.0] * 2 == list((await members.run.call(total)).values())
+        assert [3.0] * 2 == list((await others.run.call(total)).values())
+    for text in (await members.run.call(differs)).values():
+        assert "operation 3 of members differs" in text
+    for text in (await others.run.call(differs_in_kind)).values():
+        assert "operation 3 of others differs" in text
+    with pytest.raises(CollectiveTimeout, match=r"within 0\.7 s: rank 1 .* did not reach it"):
+        await others.slice(gpus=0).run.call_one(total)

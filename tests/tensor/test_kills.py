@@ -85,7 +85,6 @@ async def kills(spawn: Spawn, count: int) -> list[float]:
 async def test_twenty_kills(spawn: Spawn) -> None:
     """Any member, at any moment: the others raise PeerLost that names it, and the next sum is right, at a later epoch, within seconds."""
     took = await kills(spawn, 20)
-    print(sorted(took))
     assert sorted(took)[10] < 5.0
 
 

@@ -55,6 +55,11 @@ async def with_ddp(member: Member) -> bool:
     return True
 
 
+def full(tensor: Any) -> torch.Tensor:
+    gathered: torch.Tensor = tensor.full_tensor()
+    return gathered
+
+
 async def with_dtensor(member: Member) -> bool:
     """A mesh of two dimensions with our names; DTensors over both, and over one."""
     mesh = await member.comm.device_mesh()
@@ -69,11 +74,11 @@ async def with_dtensor(member: Member) -> bool:
         whole = torch.arange(32, dtype=torch.float32).view(8, 4)
         both = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
         assert (4, 2) == tuple(both.to_local().shape)
-        assert torch.equal(whole, both.full_tensor())
-        assert whole.sum() == both.sum().full_tensor()
+        assert torch.equal(whole, full(both))
+        assert whole.sum() == full(both.sum())
         rows = distribute_tensor(whole, mesh["tp"], [Shard(1)])
         product = rows @ DTensor.from_local(torch.eye(4), mesh["tp"], [Replicate()])
-        assert torch.equal(whole, product.full_tensor())
+        assert torch.equal(whole, full(product))
         return True
 
     return await asyncio.to_thread(work)

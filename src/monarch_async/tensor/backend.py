@@ -4,7 +4,8 @@ Rules:
 
 * A backend is connected once, in a thread, and belongs to one epoch. After `abort` nothing it was asked for goes on, and all of that ends,
   with an error where it had not been done; after `close` no thread of it is left.
-* An operation is started in the caller's thread, which must not wait, in the same order on all members; `Running` tells its end from any thread.
+* An operation is started in the caller's thread, which must not wait, in the same order on all members; `Running` tells its end from any
+  thread.
 * What it is given is dense, contiguous and of a dtype that it `moves` or `reduces`; sizes fit. That is seen to above it.
 * Nothing here checks that members agree: gloo ends the process where they do not.
 """
@@ -140,22 +141,28 @@ class _Waited:
 
 
 class _Devices:
-    """Gloo devices of this process: each is a listening socket and a thread. Ending one holds the interpreter's lock for a tenth of a second, so that
-    they are kept and used again by the next epoch, or group."""
+    """Gloo devices of this process: each is a listening socket and a thread.
+
+    Ending one holds the interpreter's lock for a tenth of a second, so that they are kept, and used again by the next epoch or group.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: dict[str, list[tuple[Any, Endpoint]]] = {}
+        self._unknown: list[Any] = []
 
     def take(self, host: str) -> tuple[Any, Endpoint]:
         with self._lock:
             free = self._free.get(host)
             if free:
                 return free.pop()
-            before = listening_sockets()
-            device = ProcessGroupGloo.create_device(hostname=host)
-            (mine,) = (listening_sockets() - before) or {(host, 0)}
-            return device, mine
+            while True:
+                before = listening_sockets()
+                device = ProcessGroupGloo.create_device(hostname=host)
+                new = listening_sockets() - before
+                if len(new) == 1:
+                    return device, new.pop()
+                self._unknown.append(device)  # another thread began to listen just then, so which of them is it?
 
     def give_back(self, host: str, device: tuple[Any, Endpoint]) -> None:
         with self._lock:

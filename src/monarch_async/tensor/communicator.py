@@ -1,7 +1,7 @@
 """`Communicator`: what an actor uses to work together with the other members of its mesh.
 
-Every operation is begun when its method is called, in the order of the calls, which must be the same on all members; what it returns is awaited
-for the result, or, in a `def` endpoint, asked with ``get()``. Nothing blocks the event loop.
+Every operation is begun when its method is called, in the order of the calls, which must be the same on all members; what it returns is
+awaited for the result, or, in a `def` endpoint, asked with ``get()``. Nothing blocks the event loop.
 """
 
 from __future__ import annotations
@@ -19,14 +19,23 @@ from monarch_async.errors import UsageError
 from monarch_async.exchange import this_membership
 from monarch_async.future import Future, as_future
 from monarch_async.shape import Extent
-from monarch_async.tensor import operations as make
 from monarch_async.tensor.backend import Backend, GlooBackend
 from monarch_async.tensor.batch import Batch
 from monarch_async.tensor.group import Check, Group
 from monarch_async.tensor.ledger import LedgerEntry, callers_line
 from monarch_async.tensor.membership import Circle, circle_of
+from monarch_async.tensor.moving import (
+    make_all_gather,
+    make_all_to_all,
+    make_barrier,
+    make_broadcast,
+    make_gather,
+    make_scatter,
+    make_transfer,
+)
 from monarch_async.tensor.nccl import NcclBackend
 from monarch_async.tensor.operation import Operation
+from monarch_async.tensor.reducing import make_all_reduce, make_reduce, make_reduce_scatter
 from monarch_async.tensor.reductions import Reduction
 from monarch_async.tensor.signature import Signature
 from monarch_async.tensor.world import global_ranks
@@ -58,7 +67,7 @@ class Communicator:
         self._settings = settings
         self._parent = parent
         self._batch: Batch | None = None
-        name = circle.me.name + (f"[{','.join(dims)}]" if parent is not None and dims else "" if parent is None else f"{list(ranks)}")
+        name = circle.me.name if parent is None else f"{circle.me.name}[{' '.join([*dims, ','.join(map(str, ranks))])}]"
         backend, timeout, check = settings
         kind = BACKENDS[backend]
         host = _address_here(circle)
@@ -91,7 +100,7 @@ class Communicator:
         return self._group.number
 
     def ready(self) -> Future[int]:
-        """Wait until the group is formed; gives the epoch. What had ended the one before counts as known, and is not raised by the next operation.
+        """Wait until the group is formed; gives the epoch. What had ended the one before counts as known: no operation raises it any more.
 
         Raises `PeerLost` when a member will not come back.
         """
@@ -160,7 +169,9 @@ class Communicator:
         return epoch.backend.process_group
 
     def device_mesh(self) -> Future[DeviceMesh]:
-        """A `DeviceMesh` with the dimensions of this group and their names, of the present epoch. Forms the groups along each of them first.
+        """A `DeviceMesh` with the dimensions of this group and their names, of the present epoch.
+
+        The groups along each of them are formed first, so all members have to call it.
 
         Raises `UsageError` where this process has a default group of torch's that this one's members are not in.
         """
@@ -204,7 +215,7 @@ class Communicator:
         self, tensor: torch.Tensor, op: Reduction = "sum", *, premul: float | None = None, timeout: float | None = None
     ) -> Future[torch.Tensor]:
         """Combine the tensors of all members, into each of them; with `premul` each is multiplied with its member's factor first."""
-        return self._run(make.all_reduce(self._kind, self.size, tensor, op, premul), timeout)
+        return self._run(make_all_reduce(self._kind, self.size, tensor, op, premul), timeout)
 
     def reduce(
         self,
@@ -216,25 +227,25 @@ class Communicator:
         timeout: float | None = None,
     ) -> Future[torch.Tensor]:
         """Combine the tensors of all members, into that of one. The others keep theirs."""
-        return self._run(make.reduce(self._kind, self.size, self.rank, tensor, self._member(to), op, premul), timeout)
+        return self._run(make_reduce(self._kind, self.size, self.rank, tensor, self._member(to), op, premul), timeout)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0, *, timeout: float | None = None) -> Future[torch.Tensor]:
         """Give every member the values of one's tensor, in place."""
-        return self._run(make.broadcast(self._kind, self.size, self.rank, tensor, self._member(source)), timeout)
+        return self._run(make_broadcast(self._kind, self.size, self.rank, tensor, self._member(source)), timeout)
 
     def all_gather(self, tensor: torch.Tensor, *, timeout: float | None = None) -> Future[list[torch.Tensor]]:
         """The tensors of all members, at each. They may differ in their first dimension."""
-        return self._run(make.all_gather(self._kind, self.size, self.rank, tensor), timeout)
+        return self._run(make_all_gather(self._kind, self.size, self.rank, tensor), timeout)
 
     def gather(self, tensor: torch.Tensor, to: int = 0, *, timeout: float | None = None) -> Future[list[torch.Tensor] | None]:
         """The tensors of all members, at one; `None` at the others. They may differ in shape."""
-        return self._run(make.gather(self._kind, self.size, self.rank, tensor, self._member(to)), timeout)
+        return self._run(make_gather(self._kind, self.size, self.rank, tensor, self._member(to)), timeout)
 
     def scatter(
         self, tensors: Sequence[torch.Tensor] | None = None, source: int = 0, *, timeout: float | None = None
     ) -> Future[torch.Tensor]:
         """From one, a tensor to each member; the others give `None`. They may differ in shape."""
-        return self._run(make.scatter(self._kind, self.size, self.rank, tensors, self._member(source)), timeout)
+        return self._run(make_scatter(self._kind, self.size, self.rank, tensors, self._member(source)), timeout)
 
     def reduce_scatter(
         self,
@@ -246,23 +257,23 @@ class Communicator:
         timeout: float | None = None,
     ) -> Future[torch.Tensor]:
         """Combine the tensors of all members, and give each its part: as many rows as `sizes` says, the same number for all without it."""
-        return self._run(make.reduce_scatter(self._kind, self.size, self.rank, tensor, op, premul, sizes), timeout)
+        return self._run(make_reduce_scatter(self._kind, self.size, self.rank, tensor, op, premul, sizes), timeout)
 
     def all_to_all(self, tensors: Sequence[torch.Tensor], *, timeout: float | None = None) -> Future[list[torch.Tensor]]:
         """From every member a tensor to each; gives those that came, by sender. They may differ in shape."""
-        return self._run(make.all_to_all(self._kind, self.size, self.rank, tensors), timeout)
+        return self._run(make_all_to_all(self._kind, self.size, self.rank, tensors), timeout)
 
     def barrier(self, *, timeout: float | None = None) -> Future[None]:
         """Until every member has come to it."""
-        return self._run(make.barrier(), timeout)
+        return self._run(make_barrier(), timeout)
 
     def send(self, tensor: torch.Tensor, to: int, *, timeout: float | None = None) -> Future[None]:
         """Send to one member, which receives in the order in which this one sends."""
-        return self._run(make.transfer(self._kind, self.rank, self.rank, self._member(to, other=True), tensor), timeout)
+        return self._run(make_transfer(self._kind, self.rank, self.rank, self._member(to, other=True), tensor), timeout)
 
     def recv(self, source: int, tensor: torch.Tensor | None = None, *, timeout: float | None = None) -> Future[torch.Tensor]:
         """Receive from one member: into `tensor`, or into a new one of the sender's dtype and shape."""
-        return self._run(make.transfer(self._kind, self.rank, self._member(source, other=True), self.rank, tensor), timeout)
+        return self._run(make_transfer(self._kind, self.rank, self._member(source, other=True), self.rank, tensor), timeout)
 
     def send_object(self, value: Any, to: int) -> Future[None]:
         """Send anything that can be pickled, as a message of the runtime. Done at once: it waits at the receiver until it is received."""
@@ -270,8 +281,7 @@ class Communicator:
         signature = Signature("send_object", (f"to {to}",))
 
         def begin(epoch: Any, operation: Operation) -> None:
-            epoch.under_way.add(operation)
-            epoch.send_object(where, value)
+            epoch.objects.send(where, value)
             epoch.finished(operation)
 
         return self._run(Operation(signature, begin=begin), None)
@@ -280,10 +290,10 @@ class Communicator:
         """The next object that a member has sent."""
         where = self._member(source)
         signature = Signature("recv_object", (f"from {source}",))
-        return self._run(Operation(signature, begin=lambda epoch, operation: epoch.want_object(operation, where)), timeout)
+        return self._run(Operation(signature, begin=lambda epoch, operation: epoch.objects.want(operation, where)), timeout)
 
     def coalesce(self, *, timeout: float | None = None) -> Coalescing:
-        """Do several operations as one: ``async with comm.coalesce():`` begins what is called inside when it is left, and waits for all of it.
+        """Do several operations as one: ``async with comm.coalesce():`` begins what is called inside when it is left, and waits for it.
 
         Members agree once for all of them. What the calls inside return is done then.
         """

@@ -1,7 +1,7 @@
 """One epoch of a group: the same members, in the same lives, from its proposal to the first thing that goes wrong.
 
-Theory: every member proposes the epoch by the *terms* of all (see `group`). When all have proposed the same, each connects its backend, with a
-store that only this epoch has. From then on an operation goes through these steps:
+Theory: every member proposes the epoch by the *terms* of all (see `group`). When all have proposed the same, each connects its backend,
+with a store that only this epoch has. From then on an operation goes through these steps:
 
 1. It is numbered, in the order of the calls, and announced to all others: what it is, and what this member has last finished.
 2. When all others have announced theirs of that number, and all fit together, it is started. If one does not fit, nothing was moved.
@@ -31,6 +31,7 @@ from monarch_async.errors import CollectiveMismatch
 from monarch_async.exchange import Wire, post
 from monarch_async.tensor.backend import Backend
 from monarch_async.tensor.ledger import Ledger
+from monarch_async.tensor.objects import Objects
 from monarch_async.tensor.operation import Operation
 from monarch_async.tensor.signature import Signature, describe_mismatch, fits, signature_from, to_wire
 from monarch_async.tensor.store import MemberStore
@@ -40,6 +41,9 @@ __all__ = ["Epoch", "Stage", "token_of"]
 
 CONNECT_TIMEOUT = 5.0
 """Seconds for which gloo may try to reach one member. One that dies in just that moment keeps a thread for up to five times that."""
+
+SHAPES_KEPT = 4096
+"""Signatures that are remembered as agreed on, until they are looked at anew."""
 
 Terms = tuple[int, ...]
 
@@ -101,16 +105,21 @@ class Epoch:
         self._queues: dict[str, deque[Operation]] = {}  # not started yet, by channel
         self.under_way: set[Operation] = set()
         self._works = 0  # started, and not told of by the backend
-        self._objects: dict[int, deque[Any]] = {}
-        self._wanted: dict[int, deque[Operation]] = {}
+        self.objects = Objects(self)
         first = wires.get(0)
         self.store = MemberStore(
             owner.index, self._from_thread(self._all), self._from_thread((first,) if first is not None else ()), CONNECT_TIMEOUT
         )
 
-    def post(self, what: str, *args: Any) -> None:
-        """Tell all others."""
-        post(self._all, "collective", *self.owner.address, what, self.token, self.owner.index, *args)
+    @property
+    def me(self) -> int:
+        """This member's index."""
+        return self.owner.index
+
+    def post(self, what: str, *args: Any, to: int | None = None) -> None:
+        """Tell all others, or one."""
+        wires = self._all if to is None else (self._wires[to],)
+        post(wires, "collective", *self.owner.address, what, self.token, self.owner.index, *args)
 
     def _from_thread(self, wires: Sequence[Wire]) -> Callable[[str, str, Any], None]:
         owner = self.owner
@@ -162,11 +171,7 @@ class Epoch:
         self._numbers[channel] = number
         operation.entry.number, operation.entry.epoch = number, self.number
         self.under_way.add(operation)
-        partner = operation.partner
-        wires = self._all if partner is None else (self._wires[partner],) if partner != owner.index else ()
-        announced = (channel, number, to_wire(operation.signature), owner.ledger.last_done)
-        if wires:
-            post(wires, "collective", *owner.address, "at", self.token, owner.index, *announced)
+        self.post("at", channel, number, to_wire(operation.signature), owner.ledger.last_done, to=operation.partner)
         self._queues.setdefault(channel, deque()).append(operation)
         if not operation.prepared:
             self._prepare(operation)
@@ -218,8 +223,6 @@ class Epoch:
             if len(heard) < self._size - 1:
                 return
             views = [mine if index == me else signature_from(heard[index]) for index in range(self._size)]
-        elif operation.partner == me:
-            views = [mine]
         elif operation.partner in heard:
             views = [mine, signature_from(heard[operation.partner])]
         else:
@@ -227,6 +230,8 @@ class Epoch:
         del self._open[key]
         self._heard.pop(key, None)
         if self.owner.check == "first":
+            if len(self.owner.agreed_shapes) >= SHAPES_KEPT:
+                self.owner.agreed_shapes.clear()
             self.owner.agreed_shapes.add(mine)
         operation.views = views
         self._start_next(operation.channel)
@@ -278,7 +283,7 @@ class Epoch:
             return
         if running is None:
             # Not at once: who awaits it may block the loop next, and what was announced would not have left yet.
-            self.owner.loop.call_soon(self._ended, operation, *_finish(operation))
+            self.owner.loop.call_soon(self.ended, operation, *_finish(operation))
             return
         self._works += 1
         loop = self.owner.loop
@@ -298,9 +303,9 @@ class Epoch:
             if not self._works:
                 self._let_go()
         else:
-            self._ended(operation, value, error)
+            self.ended(operation, value, error)
 
-    def _ended(self, operation: Operation, value: Any, error: BaseException | None) -> None:
+    def ended(self, operation: Operation, value: Any, error: BaseException | None) -> None:
         if operation not in self.under_way:
             return  # the epoch has ended meanwhile
         if error is not None:
@@ -321,36 +326,11 @@ class Epoch:
         else:
             operation.future.fail(0, error)
 
-    # Objects.
-
     def finished(self, operation: Operation) -> None:
         """One that moves nothing here."""
         operation.entry.epoch = self.number
-        self._ended(operation, None, None)
-
-    def send_object(self, to: int, value: Any) -> None:
-        if to == self.owner.index:
-            self.object_came(to, value)
-        else:
-            post((self._wires[to],), "collective", *self.owner.address, "object", self.token, self.owner.index, value)
-
-    def object_came(self, index: int, value: Any) -> None:
-        wanted = self._wanted.get(index)
-        while wanted:
-            operation = wanted.popleft()
-            if operation in self.under_way:
-                self._ended(operation, value, None)
-                return
-        self._objects.setdefault(index, deque()).append(value)
-
-    def want_object(self, operation: Operation, source: int) -> None:
-        operation.entry.epoch = self.number
         self.under_way.add(operation)
-        came = self._objects.get(source)
-        if came:
-            self._ended(operation, came.popleft(), None)
-        else:
-            self._wanted.setdefault(source, deque()).append(operation)
+        self.ended(operation, None, None)
 
     # The end.
 

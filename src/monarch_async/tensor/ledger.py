@@ -12,7 +12,7 @@ from collections import deque
 from types import FrameType
 from typing import NamedTuple
 
-__all__ = ["Entry", "Ledger", "LedgerEntry", "callers_line"]
+__all__ = ["Entry", "GroupReport", "Ledger", "LedgerEntry", "callers_line"]
 
 KEPT = 256
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -41,6 +41,16 @@ class LedgerEntry(NamedTuple):
         took = f" after {self.ended - self.called:.3f} s" if self.ended else f" for {time.monotonic() - self.called:.3f} s"
         why = f": {self.error}" if self.error else ""
         return f"operation {self.number} ({self.operation} {self.shapes} at {self.line}) {self.state}{took}{why}"
+
+
+class GroupReport(NamedTuple):
+    """What one member says of a group: its ranks in the mesh, the epoch it is in (-1: in none yet), whether it is formed, its ledger."""
+
+    ranks: tuple[int, ...]
+    epoch: int
+    ready: bool
+    entries: list[LedgerEntry]
+    last_done: str
 
 
 class Entry:

@@ -1,7 +1,8 @@
 """The members of a mesh of actors, as one of them sees the others: where each is, in which life, and that it is gone.
 
-Theory: every member knows from the start where all were spawned. It watches each other one, and whoever begins a life introduces itself (see
-`group`), which tells where it is now. What the members post to each other comes to one function of the process, and from there to the group.
+Theory: every member knows from the start where all were spawned. It watches each other one, and whoever begins a life introduces itself
+(see `group`), which tells where it is now. What the members post to each other comes to one function of the process, and from there to
+the group.
 
 Rules:
 
@@ -153,11 +154,10 @@ class Circle:
             raise ValueError(f"{what!r} is nothing to ask a member for")
         return {group.name: group.report() for group in self.groups.values()}, self.me.where()
 
-    def _close(self) -> None:
+    def _close(self, why: str) -> None:
         self.over = True
         for task in self._watches.values():
             task.cancel()
-        why = self.me.why_over or "its life is over"
         for group in list(self.groups.values()):
             group.close(why)
         circles = _circles.get(self.runtime, {})

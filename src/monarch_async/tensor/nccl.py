@@ -1,14 +1,14 @@
 """The backend over NCCL, for tensors on CUDA devices.
 
-Theory: an operation is queued on NCCL's own stream, which waits for the stream that is current where it is started. A thread then has a side
-stream wait for it, records an event there and waits for that, without the interpreter's lock; so the loop is told when the result
+Theory: an operation is queued on NCCL's own stream, which waits for the stream that is current where it is started. A thread then has a
+side stream wait for it, records an event there and waits for that, without the interpreter's lock; so the loop is told when the result
 is there, and not only when it is queued.
 
 Rules:
 
 * NCCL's watchdog must not end the process: its handling of errors is switched off, and what is stuck or broken is aborted from above.
-* The store of the rendezvous is one of torch's own, hosted by the first member on a port of its own: NCCL's threads ask it at times of their
-  own, and must not need the interpreter for that.
+* The store of the rendezvous is one of torch's own, hosted by the first member on a port that the system chooses: NCCL's threads ask it at
+  times of their own, and must not need the interpreter for that.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class NcclBackend:
         prefixed = PrefixStore("nccl", self._store)
         self._nccl = dist.ProcessGroupNCCL(prefixed, me, size, options)
         self._nccl._set_sequence_number_for_group()
+        self._nccl.eager_connect_single_device(self._device)  # else the first operation would wait for it, in the loop's thread
         group = dist.ProcessGroup(prefixed, me, size)
         group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
         group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)

@@ -11,7 +11,7 @@ from monarch_async.exchange import Runtime, enquire
 from monarch_async.health import Health
 from monarch_async.ids import ProcAddress
 from monarch_async.mesh import ActorMesh
-from monarch_async.tensor.group import GroupReport
+from monarch_async.tensor.ledger import GroupReport
 from monarch_async.tensor.membership import SERVICE
 
 __all__ = ["RankReport", "StuckReport", "why_stuck"]

@@ -186,5 +186,5 @@ async def test_tensors_of_every_kind() -> None:
         await _check_arrow(both)
     gc.collect()
     await both.collect.call()
-    await until(lambda: not loans_here() and not lending_here()._leased)
+    await until(lambda: not loans_here() and not lending_here().borrowing._leased)
     assert lending_here().pool.allocated

@@ -42,9 +42,9 @@ LAYERS: dict[str, list[str]] = {
     "L3": inside(
         "_runtime",
         """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane
-        peer tree leases lending local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor
-        restarts retrying connect branch lives runtime current control service copying buffers direct ucx transfers broker fanout
-        health agent bootstrap attach worker client watchdog proc""",
+        peer tree leases borrowing lending local origin debt waits suspects behavior resumed life cell roster absent output
+        serving supervisor restarts retrying connect branch lives runtime current control service copying buffers direct ucx
+        transfers broker fanout health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
         """supervise ambient shared value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members

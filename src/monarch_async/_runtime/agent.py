@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from monarch_async._channel.descriptors import inbox_path
 from monarch_async._channel.dial import listen_tcp, usable_addresses
 from monarch_async._core.events import Evidence
 from monarch_async._core.lines import Stream
@@ -29,7 +30,6 @@ from monarch_async._runtime.control import NETWORK, STOP, ControlWriter
 from monarch_async._runtime.fanout import FanOut
 from monarch_async._runtime.health import HealthWatch
 from monarch_async._runtime.launcher import Launcher
-from monarch_async._runtime.lending import inbox_path
 from monarch_async._runtime.output import OutputReader
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime

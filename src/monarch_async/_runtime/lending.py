@@ -33,7 +33,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from monarch_async._channel.blocks import Block, SegmentPool, forks, physical_memory
-from monarch_async._channel.descriptors import Inbox
+from monarch_async._channel.descriptors import Inbox, inbox_path
+from monarch_async._channel.gifts import Gifts
 from monarch_async._channel.pool import allocate
 from monarch_async._channel.segment import SUPPORTED, Mapping, address_of
 from monarch_async._core.codec import Buffers
@@ -46,7 +47,7 @@ from monarch_async.errors import ChannelError
 from monarch_async.ids import ProcAddress
 from monarch_async.options import Options
 
-__all__ = ["THRESHOLD", "Lending", "inbox_path"]
+__all__ = ["THRESHOLD", "Lending"]
 
 THRESHOLD = 1 << 16
 """Messages with fewer bytes of body and buffers take the socket."""
@@ -71,11 +72,6 @@ class Borrower(Protocol):
 
     def deliver(self, link: Link, messages: list[list[Any]], buffers: list[memoryview] | None) -> None:
         """Messages that have come over a link."""
-
-
-def inbox_path(address: ProcAddress, uid: str) -> str:
-    """Where the inbox of process `uid` is, on the host of `address`."""
-    return os.path.join(os.path.dirname(address.unix), f"inbox-{uid}")
 
 
 class _Tenant:
@@ -129,7 +125,8 @@ class Lending:
         self._giving_back = False  # it is scheduled
         self._aging: asyncio.TimerHandle | None = None
         self._warned = False
-        self._inbox: Inbox | None = None
+        self.inbox: Inbox | None = None
+        self.gifts = Gifts()
         runtime.kinds.update({LENT: self._lent, RETURNED: self._returned, RETIRED: self._retired})
         runtime.on_peer_gone.append(self._peer_gone)
         if SUPPORTED and runtime.me.unix:
@@ -138,29 +135,30 @@ class Lending:
     def _open_inbox(self) -> None:
         runtime = self._runtime
         try:
-            self._inbox = Inbox(inbox_path(runtime.me, runtime.me.uid), runtime.key, self._introduced)
+            self.inbox = Inbox(inbox_path(runtime.me, runtime.me.uid), runtime.key, self._introduced, self.gifts.add)
         except OSError as error:
             runtime.log.warning("this process shares no memory with others, all it gets comes by sockets: %s", error)
             return
-        runtime.loop.add_reader(self._inbox.fileno(), self._receive)
+        runtime.loop.add_reader(self.inbox.fileno(), self._receive)
 
     def close(self) -> None:
         """Lend and borrow nothing more. What is on lease here stays readable."""
-        if self._inbox is not None:
-            self._runtime.loop.remove_reader(self._inbox.fileno())
-            self._inbox.close()
-            self._inbox = None
+        if self.inbox is not None:
+            self._runtime.loop.remove_reader(self.inbox.fileno())
+            self.inbox.close()
+            self.inbox = None
         if self._aging is not None:
             self._aging.cancel()
         self._tenants.clear()
         self._mappings.clear()
+        self.gifts.close()
         self.pool.close()
 
     # Lending.
 
     def offer(self, peer: Peer, link: Link) -> None:
         """From now on what is sent over `link` to a process of this host may be lent."""
-        if self._inbox is not None and peer.address.host == self._runtime.me.host:
+        if self.inbox is not None and peer.address.host == self._runtime.me.host:
             link.lend = lambda message, body, buffers: self._lend(link, message, body, buffers)
 
     def place(self, body: bytes, buffers: Buffers) -> bool:
@@ -168,7 +166,7 @@ class Lending:
 
         In any thread.
         """
-        if self._inbox is None or not _rides(body, buffers):
+        if self.inbox is None or not _rides(body, buffers):
             return False
         placed = self._placed(body, buffers)
         if isinstance(placed, str):
@@ -178,7 +176,7 @@ class Lending:
         return True
 
     def _lend(self, link: Link, message: list[Any], body: bytes, buffers: Sequence[memoryview]) -> bytes | None:
-        inbox = self._inbox
+        inbox = self.inbox
         if inbox is None or not link.connections or not _rides(body, buffers):
             return None
         placed = self._placed(body, buffers)
@@ -281,9 +279,9 @@ class Lending:
     # Borrowing.
 
     def _receive(self) -> None:
-        assert self._inbox is not None
+        assert self.inbox is not None
         try:
-            self._inbox.receive()
+            self.inbox.receive()
         except OSError as error:
             self._runtime.log.warning("shared memory of another process can't be used: %s", error)
 
@@ -312,8 +310,8 @@ class Lending:
         if mapping is None:
             why = "it was never introduced"
             try:
-                if self._inbox is not None:
-                    self._inbox.receive()
+                if self.inbox is not None:
+                    self.inbox.receive()
             except OSError as error:
                 why = str(error)
             mapping = self._mappings.get((owner, segment))
@@ -368,6 +366,7 @@ class Lending:
         self._tenants.pop(uid, None)
         for key in [key for key in self._mappings if key[0] == uid]:
             del self._mappings[key]
+        self.gifts.forget(uid)
 
 
 def _whole(body: bytes) -> bool:

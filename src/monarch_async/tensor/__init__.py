@@ -1,0 +1,1 @@
+"""Actors that work on tensors together."""

@@ -61,9 +61,7 @@ class Rank(Actor):
         await asyncio.to_thread(self.shm.connect, store, me, len(addresses), TIMEOUT)
         url = f"tcp://127.0.0.1:{port}"
         timeout = timedelta(seconds=TIMEOUT)
-        await asyncio.to_thread(
-            dist.init_process_group, "gloo", init_method=url, rank=me, world_size=len(addresses), timeout=timeout
-        )
+        await asyncio.to_thread(dist.init_process_group, "gloo", init_method=url, rank=me, world_size=len(addresses), timeout=timeout)
 
     def _operations(self, what: str, size: int) -> tuple[Callable[[], Job], Callable[[], Any]]:
         whole = torch.ones(size // 4)

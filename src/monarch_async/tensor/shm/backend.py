@@ -23,7 +23,8 @@ __all__ = ["Aborted", "ShmBackend"]
 
 SMALL = 1 << 16
 """Bytes; so much, or less, is moved where an operation starts if it need not wait there."""
-BLOCK = int(os.environ.get("SHM_BLOCK", 1 << 20))
+BLOCK = 1 << 20
+"""Bytes: with less the interpreter's work shows, with more what four ranks have under way leaves the cache."""
 SMALL_BLOCK = 1 << 18
 """Bytes of a slot in the rings between two members; a segment has two for each member, which take memory once they are used."""
 
@@ -58,6 +59,7 @@ class ShmBackend:
         self._over: BaseException | None = None
         self._members: list[Member] = []
         self._worker: Worker | None = None
+        self._reductions: dict[tuple[Any, torch.dtype], Reduction] = {}
         self._place: Place
         self._transfers: Transfers
 
@@ -120,10 +122,20 @@ class ShmBackend:
         return self._reduce("reduce", tensor, op, to)
 
     def _reduce(self, kind: str, tensor: torch.Tensor, op: Any, to: int | None) -> Job:
-        tensor = tensor.detach()
-        reduction = Reduction(op, tensor.dtype, self._place.size)
+        tensor, reduction = self._reduction(tensor, op)
         plan = (OneShot if tensor.nbytes <= self._place.one_shot else AllReduce)(self._place, tensor, reduction, to)
         return self._collective(kind, plan, tensor, reduction.code, -1 if to is None else to)
+
+    def _reduction(self, tensor: torch.Tensor, op: Any) -> tuple[torch.Tensor, Reduction]:
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        key = op, tensor.dtype
+        reduction = self._reductions.get(key)
+        if reduction is None:
+            reduction = Reduction(op, tensor.dtype, self._place.size)
+            if reduction.factor is None:
+                self._reductions[key] = reduction
+        return tensor, reduction
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Job:
         return self._collective("broadcast", Broadcast(self._place, tensor, source), tensor, root=source)
@@ -134,8 +146,7 @@ class ShmBackend:
 
     def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: Any) -> Job:
         """Flat: `tensor` has a part for each member; `out` gets this one's, reduced."""
-        tensor = tensor.detach()
-        reduction = Reduction(op, tensor.dtype, self._place.size)
+        tensor, reduction = self._reduction(tensor, op)
         return self._collective("reduce_scatter", ReduceScatter(self._place, out, tensor, reduction), tensor, reduction.code)
 
     def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int]) -> Job:

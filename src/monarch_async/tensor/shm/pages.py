@@ -30,6 +30,8 @@ own."""
 ASLEEP = 4 * LINE
 """While the member sleeps: 1 + the word that it waits for, or `ANY`; else 0. In the word after it: the value that it waits for."""
 ANY = -1
+VIEWS = 64
+"""Tensors over a segment that are kept: to make one takes longer than to add a few kilobytes."""
 _FIXED = 5 * LINE
 SIGNATURE = 8
 _PAGE = 4096
@@ -87,16 +89,18 @@ class Member:
         self.bell = bell  # an eventfd, closed with this
         self.words = memoryview((ctypes.c_longlong * layout.words).from_address(self.address)).cast("B").cast("q")
         self._size = layout.bytes
-        self._views: dict[torch.dtype, torch.Tensor] = {}
+        self._views: dict[tuple[torch.dtype, int, int], torch.Tensor] = {}
 
     def view(self, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
         """Elements of the segment. `offset` in bytes, a multiple of the size of an element."""
-        view = self._views.get(dtype)
+        key = dtype, offset, count
+        view = self._views.get(key)
         if view is None:
             memory = (ctypes.c_ubyte * self._size).from_address(self.address)
-            view = self._views[dtype] = torch.frombuffer(memory, dtype=dtype)
-        start = offset // dtype.itemsize
-        return view[start : start + count]
+            if len(self._views) >= VIEWS:
+                self._views.clear()
+            view = self._views[key] = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+        return view
 
     def ring(self) -> None:
         os.eventfd_write(self.bell, 1)

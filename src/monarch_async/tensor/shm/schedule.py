@@ -20,7 +20,8 @@ finds another one behind.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 __all__ = ["DEPTH", "Phase", "Step", "count_blocks", "cuts", "steps"]
@@ -62,8 +63,19 @@ def cuts(size: int, parts: int, itemsize: int) -> list[int]:
     return [min(size, index * part) for index in range(parts + 1)]
 
 
-def steps(total: int, phases: Sequence[Phase], source: Phase, depth: int = DEPTH) -> Iterator[Step]:
+def steps(total: int, phases: tuple[Phase, ...], source: Phase, depth: int = DEPTH) -> Iterable[Step]:
     """A member's steps, where it takes part in `phases` and drains what others have brought through phase `source`."""
+    if total == 1:
+        return _single(phases, source)
+    return _steps(total, phases, source, depth)
+
+
+@functools.cache
+def _single(phases: tuple[Phase, ...], source: Phase) -> Sequence[Step]:
+    return tuple(_steps(1, phases, source, DEPTH))
+
+
+def _steps(total: int, phases: tuple[Phase, ...], source: Phase, depth: int) -> Iterator[Step]:
     for tick in range(total + len(phases) - 1):
         for lag, phase in enumerate(phases):
             block = tick - lag

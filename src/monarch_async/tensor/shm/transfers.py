@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
@@ -82,8 +83,7 @@ class Transfers:
         self._number = number = self._number + 1
         at = layout.signature_at(number)
         entry = (number, *plan.signature, plan.extent, 0, *plan.sizes)
-        for index, value in enumerate(entry):
-            words[at + index] = value
+        words[at : at + len(entry)] = memoryview(array("q", entry))
         ahead = plan.phases[0] is Phase.FILL and is_met(Need(Phase.DRAIN * LINE, behind + 1 - DEPTH, others))
         if ahead:
             plan.fill(0, layout.slot_at(behind))

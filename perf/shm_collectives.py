@@ -2,10 +2,10 @@
 
     python perf/shm_collectives.py [--ranks 2 4] [--rounds N] [--only all_reduce] [--lag] [--quick]
 
-Ours is awaited in a coroutine; gloo is waited for in a thread that does nothing else (``work.wait()``), without an event loop. In each round the two
-take turns on the same tensors; the time of a round is that of its slowest rank, and the ratio is taken within the round. Shown are the medians.
-With ``--lag`` the event loops of the ranks are asked for the time every millisecond while a large all_reduce runs; the 99th percentile of how late
-the answer is is shown.
+Ours is awaited in a coroutine; gloo is waited for in a thread that does nothing else (``work.wait()``), without an event loop. In each
+round the two take turns on the same tensors; the time of a round is that of its slowest rank, and the ratio is taken within the round.
+Shown are the medians. With ``--lag`` the event loops of the ranks are asked for the time every millisecond while a large all_reduce runs;
+the 99th percentile of how late the answer is is shown.
 """
 
 from __future__ import annotations

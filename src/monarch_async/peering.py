@@ -66,6 +66,10 @@ class Peering:
             raise ChannelError(f"{giver} has given no descriptors under the name {name!r} within {timeout:g} s")
         return fds
 
+    def refuse(self, name: str) -> None:
+        """Take nothing under a name any more: what has come and what still comes is dropped."""
+        self._lending.gifts.refuse(name)
+
     def look_again(self) -> None:
         """An `over` has changed. From any thread."""
         self._lending.gifts.look_again()

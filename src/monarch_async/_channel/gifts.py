@@ -3,13 +3,14 @@
 Rules:
 
 * A gift is known by its giver's uid and its name; who takes it owns its descriptors.
-* What nobody takes is closed when its giver is gone, when this process closes, and beyond `MOST` gifts, the oldest first.
+* What nobody takes is closed when its name is refused, its giver gone, or this process closes, and beyond `MOST` gifts, the oldest first.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 
 __all__ = ["MOST", "Gifts"]
@@ -23,13 +24,14 @@ class Gifts:
     def __init__(self) -> None:
         self._news = threading.Condition()
         self._there: dict[tuple[str, str], list[int]] = {}
+        self._refused: deque[str] = deque(maxlen=MOST)
         self._closed = False
 
     def add(self, giver: str, name: str, fds: list[int]) -> None:
         """A gift has come."""
         with self._news:
             unwanted = [self._there.pop((giver, name), [])]
-            if self._closed:
+            if self._closed or name in self._refused:
                 unwanted.append(fds)
             else:
                 self._there[giver, name] = fds
@@ -48,6 +50,13 @@ class Gifts:
         """Something that an `over` looks at has changed."""
         with self._news:
             self._news.notify_all()
+
+    def refuse(self, name: str) -> None:
+        """What has come under a name, from whomever, is not wanted, nor is what still comes."""
+        with self._news:
+            self._refused.append(name)
+            unwanted = [self._there.pop(key) for key in [key for key in self._there if key[1] == name]]
+        _close(unwanted)
 
     def forget(self, giver: str) -> None:
         """A process is gone."""

@@ -70,29 +70,13 @@ class ShmBackend:
             store.set("shm", secrets.token_hex(16))
         name = f"shm {store.get('shm').decode()}"
         layout = Layout(size, BLOCK, SMALL_BLOCK)
-        segment = Segment(0, layout.bytes)
-        segment.commit(0, layout.small_data)
-        bell = os.eventfd(0, os.EFD_CLOEXEC)
-        found: dict[int, Member] = {me: Member(segment, layout, bell)}
+        found: dict[int, Member] = {}
         try:
-            reader = segment.open_reader()
-            try:
-                for index, address in enumerate(self._addresses):
-                    if index != me:
-                        self._peering.give(address, name, [reader, bell], limit - time.monotonic(), self._is_over)
-            finally:
-                os.close(reader)
-            for index, address in enumerate(self._addresses):
-                if index != me:
-                    window, other = self._peering.take(address, name, limit - time.monotonic(), self._is_over)
-                    try:
-                        found[index] = Member(Window(window), layout, other)
-                    except OSError:
-                        os.close(other)
-                        raise
+            self._meet(name, layout, me, limit, found)
             if self._over is not None:
                 raise self._over
         except BaseException:
+            self._peering.refuse(name)
             for member in found.values():
                 member.close()
             raise
@@ -103,6 +87,25 @@ class ShmBackend:
         self._worker = Worker(own, "monarch_async shm")
         if self._over is not None:  # meanwhile
             self._worker.abort(self._over)
+
+    def _meet(self, name: str, layout: Layout, me: int, limit: float, found: dict[int, Member]) -> None:
+        """Give own memory and take that of the others, up to a time."""
+        peering, others = self._peering, [(index, address) for index, address in enumerate(self._addresses) if index != me]
+        mine = found[me] = Member(Segment(0, layout.bytes), layout, os.eventfd(0, os.EFD_CLOEXEC))
+        mine.commit(0, layout.small_data)
+        reader = mine.open_reader()
+        try:
+            for _, address in others:
+                peering.give(address, name, [reader, mine.bell], limit - time.monotonic(), self._is_over)
+        finally:
+            os.close(reader)
+        for index, address in others:
+            window, bell = peering.take(address, name, limit - time.monotonic(), self._is_over)
+            try:
+                found[index] = Member(Window(window), layout, bell)
+            except BaseException:
+                os.close(bell)
+                raise
 
     def _is_over(self) -> bool:
         return self._over is not None

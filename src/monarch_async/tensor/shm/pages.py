@@ -21,15 +21,17 @@ import torch
 from monarch_async.peering import Segment, Window
 from monarch_async.tensor.shm.schedule import DEPTH
 
-__all__ = ["ANNOUNCED", "ANY", "ASLEEP", "LINE", "SIGNATURE", "Layout", "Member", "Own", "fence", "move"]
+__all__ = ["ANNOUNCED", "ANY", "ASLEEP", "LINE", "SIGNATURE", "Layout", "Member", "Own", "fence", "move", "until"]
 
 LINE = 8  # words in a line of the cache
 ANNOUNCED = 3 * LINE
 """The number of the last operation that this member has said it is in. Before it are the counters of the phases, each in a line of its
 own."""
 ASLEEP = 4 * LINE
-"""While the member sleeps: 1 + the word that it waits for, or `ANY`; else 0. In the word after it: the value that it waits for."""
+"""0 while the member is awake; else what it waits for, as `until` makes it, or `ANY`. In one word, so that nobody sees half of it."""
 ANY = -1
+_WORD_BITS = 20
+_WORD_MASK = (1 << _WORD_BITS) - 1
 VIEWS = 64
 """Tensors over a segment that are kept: to make one takes longer than to add a few kilobytes."""
 _FIXED = 5 * LINE
@@ -44,6 +46,11 @@ def fence() -> None:
     """Order what was written and read before against what is afterwards."""
     _lock.release()
     _lock.acquire()
+
+
+def until(word: int, value: int) -> int:
+    """What a member waits for: that a word of others has at least this value."""
+    return value << _WORD_BITS | word + 1
 
 
 class Layout:
@@ -89,6 +96,8 @@ class Member:
         self.bell = bell  # an eventfd, closed with this
         self.words = memoryview((ctypes.c_longlong * layout.words).from_address(self.address)).cast("B").cast("q")
         self._size = layout.bytes
+        if memory.size < layout.bytes:
+            raise ValueError(f"a segment of {memory.size} bytes is no group's; one has {layout.bytes}")
         self._views: dict[tuple[torch.dtype, int, int], torch.Tensor] = {}
 
     def view(self, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
@@ -101,6 +110,16 @@ class Member:
                 self._views.clear()
             view = self._views[key] = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
         return view
+
+    def commit(self, offset: int, size: int) -> None:
+        """See to it that a range of an own segment has its memory. Raises `OSError`."""
+        assert isinstance(self.memory, Segment)
+        self.memory.commit(offset, size)
+
+    def open_reader(self) -> int:
+        """A new descriptor of an own segment, for others. Raises `OSError`."""
+        assert isinstance(self.memory, Segment)
+        return self.memory.open_reader()
 
     def ring(self) -> None:
         os.eventfd_write(self.bell, 1)
@@ -132,7 +151,7 @@ class Own:
         _lock.acquire()
         for member in self.others:
             asleep = member.words[ASLEEP]
-            if asleep and (asleep == ANY or (asleep == word + 1 and value >= member.words[ASLEEP + 1])):
+            if asleep and (asleep == ANY or (asleep & _WORD_MASK == word + 1 and value >= asleep >> _WORD_BITS)):
                 os.eventfd_write(member.bell, 1)
 
 

@@ -194,16 +194,15 @@ class AllGather(Plan):
         self.total = count_blocks(self._bytes, self._block)
 
     def fill(self, block: int, slot: int) -> None:
-        place, begin = self.place, block * self._block
-        size = min(self._block, self._bytes - begin)
-        source, target = self._tensor.data_ptr() + begin, self._out.data_ptr() + place.me * self._bytes + begin
-        move(place.address + slot, source, size)
-        if source != target:
-            move(target, source, size)
+        begin = block * self._block
+        move(self.place.address + slot, self._tensor.data_ptr() + begin, min(self._block, self._bytes - begin))
 
     def drain(self, block: int, slot: int) -> None:
         begin = block * self._block
         size, target = min(self._block, self._bytes - begin), self._out.data_ptr() + begin
+        source, mine = self._tensor.data_ptr() + begin, target + self.place.me * self._bytes
+        if source != mine:
+            move(mine, source, size)
         for index, member in self.place.peers:
             move(target + index * self._bytes, member.address + slot, size)
 
@@ -274,9 +273,6 @@ class AllToAll(Plan):
             size = min(self._share, bounds[index + 1] - bounds[index] - begin)
             if size > 0:
                 move(place.address + slot + index * self._share, source + bounds[index], size)
-        size = min(self._share, bounds[place.me + 1] - bounds[place.me] - begin)
-        if size > 0:
-            move(self._out.data_ptr() + self._into[place.me] + begin, source + bounds[place.me], size)
 
     def drain(self, block: int, slot: int) -> None:
         place, bounds, begin = self.place, self._into, block * self._share
@@ -284,3 +280,7 @@ class AllToAll(Plan):
             size = min(self._share, bounds[index + 1] - bounds[index] - begin)
             if size > 0:
                 move(self._out.data_ptr() + bounds[index] + begin, member.address + slot + place.me * self._share, size)
+        size = min(self._share, bounds[place.me + 1] - bounds[place.me] - begin)
+        if size > 0:
+            source = self._tensor.data_ptr() + self._from[place.me] + begin
+            move(self._out.data_ptr() + bounds[place.me] + begin, source, size)

@@ -4,7 +4,7 @@ Rules:
 
 * Every operation begins with a meeting: a member writes its signature, announces its number, and goes on when all have announced theirs. So
   a signature is read before the one after the next is written, and two places for them are enough.
-* Nothing is written to a tensor of the caller's before the signatures were compared, nor after the generator has ended.
+* Nothing is written to a tensor of the caller's (so, in no FILL) before the signatures were compared, nor after the generator has ended.
 * A generator that raises leaves the group's counters where they are: nothing can follow it.
 """
 
@@ -150,6 +150,8 @@ class Transfers:
         other = own.members[to]
         self._sends[to] += 1
         yield from self._meet(tensor, self._sends[to], layout.to + to * LINE, other, layout.wanted + me * LINE, f"send to member {to}")
+        if not self._sent[to]:
+            own.mine.commit(layout.small_at(to, 0), SMALL_DEPTH * layout.small)
         source, size, word = tensor.data_ptr(), tensor.nbytes, layout.received + me * LINE
         for begin in range(0, size, layout.small):
             count = self._sent[to]
@@ -195,7 +197,7 @@ class Transfers:
         if found != view:
             raise Mismatch(
                 f"{what}, the {number}. of its kind, differs between members, and nothing was moved: this member has {view[1]} elements of "
-                f"{tensor.dtype}, the other one {found[1]} of {_DTYPES[found[0]]}"
+                f"{tensor.dtype}, the other one {found[1]} elements of {_DTYPES[found[0]]}"
             )
 
 

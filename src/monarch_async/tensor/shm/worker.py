@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from monarch_async.tensor.shm.pages import ANY, ASLEEP, Own, fence
+from monarch_async.tensor.shm.pages import ANY, ASLEEP, Own, fence, until
 from monarch_async.tensor.shm.transfers import Need, Transfer, is_met
 
 __all__ = ["Job", "Worker"]
@@ -179,8 +179,7 @@ class Worker:
             if needs:
                 first = needs[0]
                 if len(needs) == 1 and first is not None:
-                    words[ASLEEP + 1] = first.value
-                    words[ASLEEP] = first.word + 1
+                    words[ASLEEP] = until(first.word, first.value)
                 else:
                     words[ASLEEP] = ANY
             fence()

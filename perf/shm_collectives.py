@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +42,7 @@ SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
 WHAT = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 TIMEOUT = 60.0
 LAG = 256 * MIB
+LAGS = ("with ours", "with gloo", "without")
 
 
 class Rank(Actor):
@@ -76,29 +77,30 @@ class Rank(Actor):
         return lambda: self.shm.reduce_scatter(part, whole, dist.ReduceOp.SUM), lambda: dist.reduce_scatter_tensor(part, whole)
 
     @endpoint
-    async def time(self, what: str, size: int, rounds: int, times: int) -> list[tuple[float, float]]:
-        """Seconds of one operation, ours and gloo's, by round."""
+    async def time(self, what: str, size: int, rounds: int, times: int) -> list[tuple[float, float, float, float]]:
+        """Seconds of one operation, ours and gloo's, and of the processor for each, by round."""
         ours, gloo = self._operations(what, size)
         found = []
         for _ in range(rounds):
             await ended(self.shm.all_reduce(torch.zeros(1), dist.ReduceOp.SUM))
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             for _ in range(times):
                 await ended(ours())
-            mine = time.perf_counter() - start
-            found.append((mine / times, await asyncio.to_thread(self._time_gloo, gloo, times)))
+            mine, mine_used = time.perf_counter() - start, time.process_time() - used
+            theirs, theirs_used = await asyncio.to_thread(self._time_gloo, gloo, times)
+            found.append((mine / times, theirs / times, mine_used / times, theirs_used / times))
         return found
 
-    def _time_gloo(self, gloo: Callable[[], Any], times: int) -> float:
+    def _time_gloo(self, gloo: Callable[[], Any], times: int) -> tuple[float, float]:
         dist.all_reduce(torch.zeros(1))
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         for _ in range(times):
             gloo()
-        return (time.perf_counter() - start) / times
+        return time.perf_counter() - start, time.process_time() - used
 
     @endpoint
-    async def lag(self, size: int, times: int) -> float:
-        """How late the loop is, in seconds, at the 99th percentile, while all_reduces run."""
+    async def lag(self, size: int, times: int) -> tuple[float, float, float]:
+        """How late the loop is, in seconds, at the 99th percentile, while ours and gloo's all_reduces run, and while none does."""
         whole = torch.ones(size // 4)
         late: list[float] = []
 
@@ -108,11 +110,22 @@ class Rank(Actor):
                 await asyncio.sleep(0.001)
                 late.append(time.perf_counter() - start - 0.001)
 
-        watching = asyncio.create_task(watch())
-        for _ in range(times):
-            await ended(self.shm.all_reduce(whole, dist.ReduceOp.SUM))
-        watching.cancel()
-        return sorted(late)[len(late) * 99 // 100]
+        async def ours() -> None:
+            for _ in range(times):
+                await ended(self.shm.all_reduce(whole, dist.ReduceOp.SUM))
+
+        def gloo() -> None:
+            for _ in range(times):
+                dist.all_reduce(whole)
+
+        async def watched(work: Awaitable[None]) -> float:
+            late.clear()
+            watching = asyncio.create_task(watch())
+            await work
+            watching.cancel()
+            return sorted(late)[len(late) * 99 // 100]
+
+        return await watched(ours()), await watched(asyncio.to_thread(gloo)), await watched(asyncio.sleep(1.0))
 
     @endpoint
     async def disconnect(self) -> None:
@@ -134,7 +147,10 @@ async def ended(job: Job) -> None:
 
 
 class Row(NamedTuple):
-    """Medians over the rounds; `ratio` is how many times as fast as gloo ours is."""
+    """Seconds, medians over the rounds. `ratio` is how many times as fast as gloo ours is, `best` the same of the fastest rounds of both.
+
+    `used` is what all ranks together take of the processor.
+    """
 
     ranks: int
     what: str
@@ -142,6 +158,14 @@ class Row(NamedTuple):
     ours: float
     gloo: float
     ratio: float
+    best: float
+    used: float
+    used_gloo: float
+
+    def __str__(self) -> str:
+        took = f"{self.ours * 1e6:8.0f} µs, gloo {self.gloo * 1e6:8.0f} µs: {self.ratio:5.2f} ×, best rounds {self.best:5.2f} ×"
+        used = f"processor {self.used * 1e6:8.0f} µs, gloo {self.used_gloo * 1e6:8.0f} µs: {self.used_gloo / self.used:5.2f} ×"
+        return f"{self.ranks} {self.what:14} {self.size // KIB:6} KiB {took}; {used}"
 
 
 async def measure(ranks: int, sizes: Sequence[int], what: Sequence[str], rounds: int, *, lag: bool = False) -> list[Row]:
@@ -159,14 +183,17 @@ async def measure(ranks: int, sizes: Sequence[int], what: Sequence[str], rounds:
         for size in sizes:
             times = 200 if size <= 64 * KIB else 20 if size <= MIB else 3
             found = await asyncio.gather(*(member.time.call_one(name, size, rounds, times) for member in members))
-            pairs = [(max(mine for mine, _ in of_round), max(theirs for _, theirs in of_round)) for of_round in zip(*found, strict=True)]
-            ours, gloo = (statistics.median(values) for values in zip(*pairs, strict=True))
-            row = Row(ranks, name, size, ours, gloo, statistics.median(theirs / mine for mine, theirs in pairs))
+            rounds_found = [[*zip(*of_round, strict=True)] for of_round in zip(*found, strict=True)]
+            by_round = [(max(ours), max(gloo), sum(used), sum(used_gloo)) for ours, gloo, used, used_gloo in rounds_found]
+            ours, gloo, used, used_gloo = (statistics.median(values) for values in zip(*by_round, strict=True))
+            best = min(each[1] for each in by_round) / min(each[0] for each in by_round)
+            row = Row(ranks, name, size, ours, gloo, statistics.median(each[1] / each[0] for each in by_round), best, used, used_gloo)
             rows.append(row)
-            print(f"{ranks} {name:15}{size // KIB:7} KiB {ours * 1e6:10.0f} µs {gloo * 1e6:10.0f} µs {row.ratio:7.2f} ×", flush=True)
+            print(row, flush=True)
     if lag:
         lags = await asyncio.gather(*(member.lag.call_one(LAG, 3) for member in members))
-        print(f"{ranks} the loop's lag, 99th percentile, while all_reduces of {LAG // MIB} MiB run: {max(lags) * 1e3:.1f} ms", flush=True)
+        late = ", ".join(f"{max(values) * 1e3:.1f} ms {how}" for values, how in zip(zip(*lags, strict=True), LAGS, strict=True))
+        print(f"{ranks} the loop's lag in all_reduces of {LAG // MIB} MiB, 99th percentile: {late}", flush=True)
     await mesh.disconnect.call()
     await procs.stop()
     return rows

@@ -160,6 +160,24 @@ class Member(Actor):
             raise
 
     @endpoint
+    async def connect_and_abort(self, addresses: list[ProcAddress], path: str) -> str:
+        """Wait for members that don't come, and be aborted; the error."""
+        me = addresses.index(current_runtime().me)
+        backend = ShmBackend(Peering(current_runtime()), addresses)
+        store = FileStore(path, len(addresses))
+        connecting = asyncio.create_task(asyncio.to_thread(backend.connect, store, me, len(addresses), TIMEOUT))
+        while not await asyncio.to_thread(store.check, ["shm"]):  # until it has begun
+            await asyncio.sleep(0.01)
+        backend.abort()
+        try:
+            await connecting
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            await asyncio.to_thread(backend.close)
+        return ""
+
+    @endpoint
     async def close(self, name: str) -> None:
         group = self.groups.pop(name)
         group.backend.abort()

@@ -98,6 +98,15 @@ def test_a_member_that_does_not_come_to_the_meeting(three: Members) -> None:
     assert before == [member.open.call_one().get(timeout=TIMEOUT) for member in three.each]
 
 
+def test_abort_ends_the_meeting(three: Members) -> None:
+    """Who is aborted while it waits for others does so no longer, and leaves nothing."""
+    member = three.each[0]
+    before = member.open.call_one().get(timeout=TIMEOUT)
+    text = member.connect_and_abort.call_one(three.addresses, str(three.path / "aborted")).get(timeout=TIMEOUT / 2)
+    assert text.startswith(("Aborted: ", "ChannelError: "))
+    assert before == member.open.call_one().get(timeout=TIMEOUT)
+
+
 def test_nothing_is_left_of_groups_that_are_closed(three: Members) -> None:
     """No descriptor, thread or mapping more after ten groups than after one."""
     counts = []

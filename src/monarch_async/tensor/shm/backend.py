@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -57,6 +58,7 @@ class ShmBackend:
         self._peering = peering
         self._addresses = addresses
         self._over: BaseException | None = None
+        self._gate = threading.Lock()  # while an abort looks at the worker, nobody closes that
         self._members: list[Member] = []
         self._worker: Worker | None = None
         self._reductions: dict[tuple[Any, torch.dtype], Reduction] = {}
@@ -86,7 +88,7 @@ class ShmBackend:
         self._transfers = Transfers(self._place)
         self._worker = Worker(own, "monarch_async shm")
         if self._over is not None:  # meanwhile
-            self._worker.abort(self._over)
+            self.abort()
 
     def _meet(self, name: str, layout: Layout, me: int, limit: float, found: dict[int, Member]) -> None:
         """Give own memory and take that of the others, up to a time."""
@@ -181,16 +183,19 @@ class ShmBackend:
     def abort(self) -> None:
         """End what is under way. Returns at once; from any thread; also while `connect` runs."""
         self._over = self._over or Aborted("the group was ended")
-        if self._worker is not None:
-            self._worker.abort(self._over)
+        with self._gate:
+            if self._worker is not None:
+                self._worker.abort(self._over)
         self._peering.look_again()
 
     def close(self) -> None:
         """Let go of everything. Blocks for a moment; called when nothing is under way any more, and nothing more is started."""
         self.abort()
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+        worker = self._worker
+        if worker is not None:
+            worker.close()
+            with self._gate:
+                self._worker = None
             del self._place, self._transfers
         for member in self._members:
             member.close()

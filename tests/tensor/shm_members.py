@@ -166,8 +166,7 @@ class Member(Actor):
         backend = ShmBackend(Peering(current_runtime()), addresses)
         store = FileStore(path, len(addresses))
         connecting = asyncio.create_task(asyncio.to_thread(backend.connect, store, me, len(addresses), TIMEOUT))
-        while not await asyncio.to_thread(store.check, ["shm"]):  # until it has begun
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(store.wait, ["shm"])  # until it has begun
         backend.abort()
         try:
             await connecting
@@ -241,6 +240,19 @@ class Member(Actor):
         await ended(got)
         await ended(sent)
         return "" if torch.equal(each[me - 1], out) else f"{case} differs", out[:0]
+
+    @endpoint
+    async def cross(self, name: str, count: int) -> bool:
+        """The first member sends, and then reduces; the second one reduces, and then receives. Whether both got what they should."""
+        backend, me, _ = self.groups[name]
+        whole, single = torch.ones(count), torch.full((count,), float(me))
+        if me == 0:
+            jobs = [backend.send(single, 1), backend.all_reduce(whole, ReduceOp.SUM)]
+        else:
+            jobs = [backend.all_reduce(whole, ReduceOp.SUM), backend.recv(single, 0)]
+        for job in jobs:
+            await ended(job)
+        return bool((whole == 2).all()) and bool((single == 0).all())
 
     @endpoint
     async def start(self, name: str, count: int) -> None:

@@ -66,7 +66,10 @@ class ShmBackend:
         self._transfers: Transfers
 
     def connect(self, store: Store, me: int, size: int, timeout: float) -> None:
-        """Meet the other members: give them the segment and take theirs. Blocks; raises `ChannelError`, or what the store does."""
+        """Meet the other members: give them the segment and take theirs. Blocks.
+
+        Raises `ChannelError`, `OSError` where there is no memory for the segment, or what the store does.
+        """
         limit = time.monotonic() + timeout
         if me == 0:
             store.set("shm", secrets.token_hex(16))

@@ -72,7 +72,7 @@ def test_two_groups_at_once_in_the_same_processes(four: Members) -> None:
 
 
 def test_a_send_does_not_hold_up_a_collective(four: Members) -> None:
-    """Of two large operations that members start in different orders none waits for the other: those of a pair are an order of their own."""
+    """Of two large operations that members start in different orders none waits for the other: a pair has an order of its own."""
     with four.group(2) as name:
         answers = [member.cross.call_one(name, LARGE) for member in four.each[:2]]
         assert [True, True] == [answer.get(timeout=TIMEOUT) for answer in answers]

@@ -5,18 +5,17 @@ Rules:
 * One operation of a lane at a time, in the order of their starts; those of different lanes take turns, block by block, so that none waits
   for one that needs it. Whoever drives them holds `_turn`.
 * A small operation is tried where it starts, if its lane is free and nobody drives: it may end at once, and else it goes on in the thread.
-* To wait is to look at counters for a short while, letting others run in between, and then to sleep on the bell, an eventfd. A member that
-  sleeps says until which word has which value; who sets that rings. Who aborts or starts something rings too.
+* To wait is to sleep on the bell, an eventfd. A member that sleeps says until which word has which value; who sets that rings. Who aborts or
+  starts something rings too. There is no spinning before: where cores are shared it takes time from those that are waited for, and to yield
+  a core gives it away for much longer than it takes to be woken.
 * The first error of any operation, and `abort`, end all of them and all later ones. After an operation has told its end nothing of its
   tensors is touched.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -24,11 +23,6 @@ from monarch_async.tensor.shm.pages import ANY, ASLEEP, Own, fence, until
 from monarch_async.tensor.shm.transfers import Need, Transfer, is_met
 
 __all__ = ["Job", "Worker"]
-
-SPIN = 50e-6
-"""Seconds to look at counters before sleeping: about what it takes to be woken."""
-
-_yield_processor = ctypes.CDLL(None).sched_yield
 
 Told = Callable[[BaseException | None], None]
 
@@ -140,20 +134,11 @@ class Worker:
             self._leave(job, self._over)
 
     def _run(self) -> None:
-        since = 0.0
         while not self._stopping:
             with self._turn:
                 moved = self._go_round()
-            if moved:
-                since = 0.0
-                continue
-            now = time.perf_counter()
-            since = since or now
-            if self._lanes and now - since < SPIN:
-                _yield_processor()
-            else:
+            if not moved:
                 self._sleep()
-                since = 0.0
 
     def _go_round(self) -> bool:
         """Whether anything could be done."""

@@ -38,7 +38,7 @@ LAYERS: dict[str, list[str]] = {
         """events lines binding stories views codec faults framing handshake session reader order intensity instructions supervision_states
         supervision""",
     ),
-    "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma fabric blocks descriptors"),
+    "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma fabric blocks descriptors gifts"),
     "L3": inside(
         "_runtime",
         """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane
@@ -47,7 +47,7 @@ LAYERS: dict[str, list[str]] = {
         transfers broker fanout health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
-        """supervise ambient shared value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members
+        """supervise ambient shared peering value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members
         lifetime mesh watching exchange checkup processes procs_lifetime procs host supervisors workers info controllers lowlevel
         proc_entry"""
     ),

@@ -28,7 +28,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-__all__ = ["PAGE", "SUPPORTED", "Mapping", "Segment", "address_of"]
+__all__ = ["PAGE", "SUPPORTED", "Mapping", "Segment", "Window", "address_of"]
 
 SUPPORTED = sys.platform == "linux" and hasattr(os, "memfd_create")
 PAGE = mmap.PAGESIZE
@@ -161,6 +161,25 @@ class Mapping:
         for address in (self.address, self._original):
             if address:
                 _munmap(address, self.size)
+
+
+class Window:
+    """Another process's segment, as it always is: read-only. Takes a descriptor, which it closes. Raises `OSError`."""
+
+    __slots__ = ("address", "size")
+
+    def __init__(self, fd: int) -> None:
+        self.address = self.size = 0
+        try:
+            size = os.fstat(fd).st_size
+            self.address = _map(fd, size, _READ, _SHARED)
+            self.size = size
+        finally:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if self.address:
+            _munmap(self.address, self.size)
 
 
 def _in_parts(size: int, copy: Callable[[int, int], object]) -> None:

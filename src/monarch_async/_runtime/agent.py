@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from monarch_async._channel.descriptors import inbox_path
 from monarch_async._channel.dial import listen_tcp, usable_addresses
 from monarch_async._core.events import Evidence
 from monarch_async._core.lines import Stream
-from monarch_async._runtime.borrowing import inbox_path
 from monarch_async._runtime.broker import Broker
 from monarch_async._runtime.child import Child, ProcSpec
 from monarch_async._runtime.config import Network, ProcConfig, SpawnRequest

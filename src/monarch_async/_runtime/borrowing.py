@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from monarch_async._channel.descriptors import Inbox
+from monarch_async._channel.descriptors import Inbox, inbox_path
+from monarch_async._channel.gifts import Gifts
 from monarch_async._channel.pool import allocate
 from monarch_async._channel.segment import SUPPORTED, Mapping
 from monarch_async._core.codec import Buffers
@@ -35,7 +35,7 @@ from monarch_async.errors import ChannelError
 from monarch_async.ids import ProcAddress
 from monarch_async.options import Options
 
-__all__ = ["Borrower", "Borrowing", "inbox_path"]
+__all__ = ["Borrower", "Borrowing"]
 
 MANY, LATER = 4, 0.002
 """So many leases that have ended are given back together, or those that there are after so many seconds."""
@@ -61,17 +61,13 @@ class Borrower(Protocol):
         """Messages that have come over a link."""
 
 
-def inbox_path(address: ProcAddress, uid: str) -> str:
-    """Where the inbox of process `uid` is, on the host of `address`."""
-    return os.path.join(os.path.dirname(address.unix), f"inbox-{uid}")
-
-
 class Borrowing:
     """Borrows for one runtime. Used from its loop."""
 
     def __init__(self, runtime: Borrower) -> None:
         self._runtime = runtime
         self.inbox: Inbox | None = None  # `None` where no memory is shared
+        self.gifts = Gifts()  # what `peering` has others give
         self._closed = False
         self._mappings: dict[tuple[str, int], Mapping] = {}  # by owner and number of the segment
         self._leased: set[tuple[str, int, int]] = set()  # owner, segment and offset of the blocks with a lease
@@ -87,7 +83,7 @@ class Borrowing:
     def _open_inbox(self) -> None:
         runtime = self._runtime
         try:
-            self.inbox = Inbox(inbox_path(runtime.me, runtime.me.uid), runtime.key, self._introduced)
+            self.inbox = Inbox(inbox_path(runtime.me, runtime.me.uid), runtime.key, self._introduced, self.gifts.add)
         except OSError as error:
             runtime.log.warning("this process shares no memory with others, all it gets comes by sockets: %s", error)
             return
@@ -105,6 +101,7 @@ class Borrowing:
     def abandon(self) -> None:
         """The loop is gone, or about to be."""
         self._closed = True
+        self.gifts.close()
         if self.inbox is not None:
             self.inbox.close()
             self.inbox = None
@@ -226,5 +223,6 @@ class Borrowing:
 
     def _peer_gone(self, peer: Peer) -> None:
         uid = peer.address.uid
+        self.gifts.forget(uid)
         for key in [key for key in self._mappings if key[0] == uid]:
             del self._mappings[key]

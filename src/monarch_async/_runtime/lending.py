@@ -26,11 +26,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_async._channel.blocks import Block, SegmentPool, physical_memory
-from monarch_async._channel.descriptors import Inbox
+from monarch_async._channel.descriptors import Inbox, inbox_path
 from monarch_async._channel.segment import address_of
 from monarch_async._core.codec import Buffers
 from monarch_async._core.framing import BODY_FIELD, LENT, RETIRED, RETURNED, UNSEEN, bulk_layout, pack_message
-from monarch_async._runtime.borrowing import Borrower, Borrowing, inbox_path
+from monarch_async._runtime.borrowing import Borrower, Borrowing
 from monarch_async._runtime.link import INLINE, Link
 from monarch_async._runtime.outgoing import MAX_SMALL
 from monarch_async._runtime.peer import Peer

@@ -2,7 +2,8 @@
 
 Theory: every member owns one segment and writes only there; all others look at it through read-only windows (`pages`). A segment has a page
 of counters, a ring of slots for collectives, and a small ring for each other member for what goes to that one alone. A counter only
-grows; who finds those of others behind sleeps until one of them rings (`worker`). So there are no locks between processes, and a member that is gone leaves nothing locked.
+grows; who finds those of others behind sleeps until one of them rings (`worker`). So there are no locks between processes, and a member
+that is gone leaves nothing locked.
 
 All members go through the same *blocks* of an operation in the same order (`schedule`), however large the tensors: a block is copied into
 a slot of the ring, the others read it there, and the slot is used again when all have. In a reduction each member combines one part of

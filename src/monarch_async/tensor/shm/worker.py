@@ -5,9 +5,9 @@ Rules:
 * One operation of a lane at a time, in the order of their starts; those of different lanes take turns, block by block, so that none waits
   for one that needs it. Whoever drives them holds `_turn`.
 * A small operation is tried where it starts, if its lane is free and nobody drives: it may end at once, and else it goes on in the thread.
-* To wait is to sleep on the bell, an eventfd. A member that sleeps says until which word has which value; who sets that rings. Who aborts
-  or starts something rings too. There is no spinning before: where cores are shared it takes time from those that are waited for, and to
-  yield a core gives it away for much longer than it takes to be woken.
+* To wait is to sleep on the bell, an eventfd. A member that sleeps says until which word has which value; who sets that rings. So does who
+  aborts or starts something. There is no spinning before: where cores are shared it takes time from those that are waited for, and to yield
+  a core gives it away for much longer than it takes to be woken.
 * The first error of any operation, and `abort`, end all of them and all later ones. After an operation has told its end nothing of its
   tensors is touched.
 """

@@ -4,7 +4,8 @@ Theory: every member proposes the epoch by the *terms* of all (see `group`). Whe
 with a store that only this epoch has. From then on an operation goes through these steps:
 
 1. It is numbered, in the order of the calls, and announced to all others: what it is, and what this member has last finished.
-2. When all others have announced theirs of that number, and all fit together, it is started. If one does not fit, nothing was moved.
+2. When all others have announced theirs of that number, and all fit together, it is started. If one does not fit, nothing was moved. Where
+   the backend looks at that itself, operations that need not know what others say are started at once.
 3. When the backend tells of its end, the result is handed over in the loop.
 
 Rules:
@@ -177,6 +178,9 @@ class Epoch:
             self._prepare(operation)
         key = channel, number
         self._open[key] = operation
+        if operation.free and self.backend.agrees:  # what others say of it is for whoever asks what it waits for
+            operation.views = ()
+            self._start_next(channel)
         heard = self._heard.get(key)
         if heard is not None:
             for index, wire in heard.items():
@@ -198,7 +202,7 @@ class Epoch:
 
     def missing(self, operation: Operation) -> list[int]:
         """The members, by index, that have not come to it."""
-        if operation.views is not None:
+        if (operation.channel, operation.number) not in self._open:
             return []
         heard = self._heard.get((operation.channel, operation.number), {})
         wanted = range(self._size) if operation.partner is None else (operation.partner,)

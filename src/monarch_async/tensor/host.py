@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from monarch_async.ids import ProcAddress
 from monarch_async.peering import Peering
-from monarch_async.tensor.backend import GlooBackend, Running, Store
-from monarch_async.tensor.shm import ShmBackend
+from monarch_async.tensor.backend import GlooBackend, Running
 from monarch_async.tensor.shm.arithmetic import MOVED, REDUCED
+from monarch_async.tensor.shm.backend import ShmBackend
 
 __all__ = ["HostBackend"]
 

@@ -71,6 +71,7 @@ class NcclBackend:
 
     name: ClassVar[str] = "nccl"
     device_type: ClassVar[str] = "cuda"
+    agrees: ClassVar[bool] = False
     process_group: dist.ProcessGroup
 
     def __init__(self, host: str) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from monarch_async.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerLost
     from monarch_async.tensor.actor import TensorActor, communicator
     from monarch_async.tensor.backend import Backend, Running
-    from monarch_async.tensor.communicator import Communicator
+    from monarch_async.tensor.comm import Communicator
     from monarch_async.tensor.ledger import LedgerEntry
     from monarch_async.tensor.state_dict import Published, StateDict
     from monarch_async.tensor.state_errors import PublisherGone, StateMismatch
@@ -48,7 +48,7 @@ _HOMES = {
     "errors": ("CollectiveError", "CollectiveMismatch", "CollectiveTimeout", "PeerLost"),
     "tensor.actor": ("TensorActor", "communicator"),
     "tensor.backend": ("Backend", "Running"),
-    "tensor.communicator": ("Communicator",),
+    "tensor.comm": ("Communicator",),
     "tensor.ledger": ("LedgerEntry",),
     "tensor.state_dict": ("Published", "StateDict"),
     "tensor.state_errors": ("PublisherGone", "StateMismatch"),

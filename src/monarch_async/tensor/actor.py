@@ -8,7 +8,7 @@ from monarch_async.actor import Actor
 from monarch_async.errors import UsageError
 from monarch_async.exchange import this_membership
 from monarch_async.mesh import ActorMesh
-from monarch_async.tensor.communicator import DEFAULT_TIMEOUT, Communicator, own_communicator
+from monarch_async.tensor.comm import DEFAULT_TIMEOUT, Communicator, own_communicator
 from monarch_async.tensor.group import Check
 
 __all__ = ["TensorActor", "communicator"]

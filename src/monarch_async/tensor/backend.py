@@ -43,6 +43,8 @@ class Backend(Protocol):
     """See the module's text. Members are numbered by their index in the group."""
 
     name: ClassVar[str]
+    torch_name: ClassVar[str]
+    """Of the backend that its `process_group` has."""
     device_type: ClassVar[str]
     agrees: ClassVar[bool]
     """It finds out by itself whether members have begun the same, before it moves anything."""
@@ -178,6 +180,7 @@ class GlooBackend:
     """Over TCP, for tensors in host memory. `host` is the address of this one that the other members reach."""
 
     name: ClassVar[str] = "gloo"
+    torch_name: ClassVar[str] = "gloo"
     device_type: ClassVar[str] = "cpu"
     agrees: ClassVar[bool] = False
     process_group: dist.ProcessGroup

@@ -159,7 +159,9 @@ class Epoch:
         if trouble is not None:
             self.owner.epoch_failed(self, trouble)
             return
-        enter(self.backend.process_group, f"{self.owner.name} {self.token}", self.owner.name, self.backend.name, self.store, self._procs)
+        enter(
+            self.backend.process_group, f"{self.owner.name} {self.token}", self.owner.name, self.backend.torch_name, self.store, self._procs
+        )
         self.stage = Stage.READY
         self.owner.epoch_ready(self)
 

@@ -70,6 +70,7 @@ class NcclBackend:
     """Over NCCL, on the device that is current where it connects."""
 
     name: ClassVar[str] = "nccl"
+    torch_name: ClassVar[str] = "nccl"
     device_type: ClassVar[str] = "cuda"
     agrees: ClassVar[bool] = False
     process_group: dist.ProcessGroup

@@ -14,7 +14,7 @@ import torch
 
 from monarch_async import MeshFailure, ProcMesh, Restart, context
 from monarch_async.tensor import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerLost
-from tests.tensor.members import Member
+from tests.tensor.members import Member, OverGloo
 
 Spawn = Callable[..., tuple[ProcMesh, Any]]
 AGAIN = Restart(max_restarts=50, within=10)
@@ -63,9 +63,10 @@ async def pairs_total(member: Member, ranks: list[int]) -> float:
     return tensor[0].item()
 
 
-async def test_case_14_a_member_that_dies(spawn: Spawn, failures: list[MeshFailure]) -> None:
+@pytest.mark.parametrize("kind", [Member, OverGloo])
+async def test_case_14_a_member_that_dies(spawn: Spawn, failures: list[MeshFailure], kind: type[Member]) -> None:
     """Three ranks, one never joins and is killed: the others raise PeerLost at once, their loops tick; two of them form a group and sum."""
-    _, members = spawn({"gpus": 3})
+    _, members = spawn({"gpus": 3}, kind=kind)
     await members.run.call(epoch)
     pids = list((await members.pid.call()).values())
     two = members.slice(gpus=slice(0, 2))
@@ -86,9 +87,10 @@ async def test_case_14_a_member_that_dies(spawn: Spawn, failures: list[MeshFailu
     assert failures
 
 
-async def test_case_14_a_member_that_is_frozen(spawn: Spawn) -> None:
+@pytest.mark.parametrize("kind", [Member, OverGloo])
+async def test_case_14_a_member_that_is_frozen(spawn: Spawn, kind: type[Member]) -> None:
     """Three ranks, one is halted: the others raise PeerLost at the time that was set, and say so; when it goes on, the group forms anew."""
-    _, members = spawn({"gpus": 3})
+    _, members = spawn({"gpus": 3}, kind=kind)
     await members.run.call(epoch)
     pids = list((await members.pid.call()).values())
     two = members.slice(gpus=slice(0, 2))
@@ -155,9 +157,10 @@ async def sends_other(member: Member) -> Any:
     return None
 
 
-async def test_case_15_members_that_do_not_agree(spawn: Spawn) -> None:
+@pytest.mark.parametrize("kind", [Member, OverGloo])
+async def test_case_15_members_that_do_not_agree(spawn: Spawn, kind: type[Member]) -> None:
     """Other shapes, other operations, one left out: an error before anything moves, everywhere, that names ranks and what each called."""
-    _, members = spawn({"gpus": 3})
+    _, members = spawn({"gpus": 3}, kind=kind)
     for text in (await members.run.call(differs)).values():
         assert "operation 1 of members differs between ranks, and nothing was moved" in text
         assert "all_reduce sum float32 cpu (4,)" in text

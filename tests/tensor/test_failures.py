@@ -229,7 +229,8 @@ async def test_time_and_cancellation_end_the_epoch_for_all(spawn: Spawn) -> None
     epochs.append(set((await members.run.call(epoch)).values()))
     texts = list((await members.run.call(cancels, 0)).values())
     assert "cancelled" == texts[0]
-    assert all("rank 0 of members has cancelled operation 2, all_reduce sum" in text for text in texts[1:])
+    # Who needed nothing more of rank 0 has its sum.
+    assert all(text is None or "rank 0 of members has cancelled operation 2, all_reduce sum" in text for text in texts[1:])
     epochs.append(set((await members.run.call(epoch)).values()))
     texts = list((await members.run.call(cancelled_by_time)).values())
     assert "out of time" in texts

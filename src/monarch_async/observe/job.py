@@ -1,7 +1,7 @@
 """A job that runs, as whoever looks into it sees it: this program's own (`Job.here`), or another's (`attach`).
 
-Targets are named as everywhere: ``trainer[3]`` is an actor, ``trainer`` all of that mesh, ``gpus[3]`` a process; ``client`` and ``agent`` are
-the program and the agent of its host; a number is a pid. A name that does not exist raises `UnknownName`, which suggests the nearest.
+Targets are named as everywhere: ``trainer[3]`` is an actor, ``trainer`` all of that mesh, ``gpus[3]`` a process; ``client`` and ``agent``
+are the program and the agent of its host; a number is a pid. A name that does not exist raises `UnknownName`, which suggests the nearest.
 
 Rules:
 
@@ -12,10 +12,10 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from monarch_async.observe.records import (
     ActorRow,

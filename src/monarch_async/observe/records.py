@@ -1,7 +1,7 @@
 """What inspections return: plain named tuples, and how they are written as JSON.
 
-Rules: the fields are a schema that others rely on (`tests/console/schemas`): names are not changed or removed, new ones come last. Times are
-in seconds, sizes in bytes; `when` is a time since the epoch. What is not known is `None`, or ``""``.
+Rules: the fields are a schema that others rely on (`tests/console/schemas`): names are not changed or removed, new ones come last. Times
+are in seconds, sizes in bytes; `when` is a time since the epoch. What is not known is `None`, or ``""``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ __all__ = [
 class ActorRow(NamedTuple):
     """One actor. `state` is that of its process where that says more: ``stuck``, ``frozen``, ``unreachable``.
 
-    `since` is the age of the state; of one that is ready, the time since its life began. `mailbox` counts what waits, `in_flight` the handlers
-    that run, `endpoint` is the one that has run for longest. `restarts` counts its lives before this one. `rss` is its process's memory.
+    `since` is the age of the state; of one that is ready, the time since its life began. `mailbox` counts what waits, `in_flight` the
+    handlers that run, `endpoint` is the one that has run for longest. `restarts` counts its lives before this one. `rss` is its process's
+    memory.
     """
 
     actor: str
@@ -112,8 +113,8 @@ class TopRow(NamedTuple):
 class CallRow(NamedTuple):
     """A call that waits for its answer: who waits (an actor, or the program) for which endpoint of whom, and for how long.
 
-    `state` is ``queued`` (in the mailbox), ``running``, or ``sent`` where the other side does not say. `blocks` says whether the caller can't
-    go on before the answer comes.
+    `state` is ``queued`` (in the mailbox), ``running``, or ``sent`` where the other side does not say. `blocks` says whether the caller
+    can't go on before the answer comes.
     """
 
     caller: str
@@ -135,7 +136,7 @@ class Frame(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """One handler in a chain of those that wait for each other, first to last: where it stands (outermost call first), and for what it waits."""
+    """One handler in a chain of those that wait for each other: where it stands (outermost call first), what it waits for."""
 
     actor: str
     process: str
@@ -165,9 +166,9 @@ class StackRow(NamedTuple):
 class LinkRow(NamedTuple):
     """One link, from its sender's side.
 
-    `sent` and `received` count frames. `queued` are bytes that are sent and not acknowledged, or wait to be sent; `messages` and `bytes` what
-    the receiver's mailboxes have not given credit for; `calls` those without an answer. `reconnects` counts lost connections, `silent` is the
-    time since the other side was heard of.
+    `sent` and `received` count frames. `queued` are bytes that are sent and not acknowledged, or wait to be sent; `messages` and `bytes`
+    what the receiver's mailboxes have not given credit for; `calls` those without an answer. `reconnects` counts lost connections, `silent`
+    is the time since the other side was heard of.
     """
 
     process: str

@@ -176,7 +176,35 @@ class HealthWatch:
 
     # What others ask for.
 
-    async def tell(self, message: Message, uids: list[str]) -> list[Health]:
+    def glance(self, uid: str) -> Health:
+        """What is known of a process now; unlike `tell`, nothing is waited for."""
+        uid = self._latest(uid)
+        if uid in self._watched:
+            self._judge(self._watched[uid], time.monotonic())
+        return self._health(uid, time.monotonic())
+
+    def requests(self) -> list[SpawnRequest]:
+        """The processes that there are, or that are being started, as they were asked for."""
+        return [watched.request for watched in self._watched.values()]
+
+    def actors_of(self, uid: str) -> list[str]:
+        """The actors that a process lists; one whose list is full is not complete."""
+        slot = self.slot_of(uid)
+        return sorted({actor for actor, _, _ in read_roster(slot)} - {""}) if slot is not None else []
+
+    def slot_of(self, uid: str) -> Slot | None:
+        """What a process shows of itself."""
+        watched = self._watched.get(uid)
+        return watched.slot if watched is not None else None
+
+    def kill(self, uid: str, why: str) -> None:
+        """SIGKILL a process; its evidence will say why."""
+        watched = self._watched.get(uid)
+        if watched is not None and watched.child is not None:
+            watched.killed = why
+            watched.child.kill()
+
+    async def tell(self, message: Message | None, uids: list[str]) -> list[Health]:
         """The health of processes of this host."""
         dumps = []
         uids = [self._latest(uid) for uid in uids]

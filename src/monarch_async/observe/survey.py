@@ -22,17 +22,7 @@ from monarch_async.ids import ProcAddress
 
 __all__ = ["NoAnswer", "Proc", "Survey", "label"]
 
-SILENT = frozenset(
-    (
-        ProcState.STARTING,
-        ProcState.STUCK,
-        ProcState.FROZEN,
-        ProcState.UNREACHABLE,
-        ProcState.FAILED,
-        ProcState.RESTARTING,
-        ProcState.STOPPED,
-    )
-)
+SILENT = frozenset(ProcState) - {ProcState.READY, ProcState.BUSY}
 """States in which a process would not answer."""
 
 

@@ -53,7 +53,7 @@ def known_agents(runtime: Runtime) -> list[ProcAddress]:
 
 
 def cells(runtime: Runtime, names: Sequence[Name] | None = None) -> list[tuple[Any, ...]]:
-    """For each actor: key, mesh, class, rank, incarnation, state, age of that, endpoint, mailbox, running handlers, its owner's uid, key."""
+    """For each actor: key, mesh, class, rank, incarnation, state, age of that, endpoint, mailbox, running handlers, owner's uid, key."""
     now = runtime.loop.time()
     rows = []
     for cell in find_cells(runtime, names):

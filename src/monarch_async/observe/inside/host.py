@@ -73,7 +73,12 @@ def procs(runtime: Runtime, others: Sequence[str] = ()) -> tuple[str, list[tuple
         health = agent.health.glance(uid)
         address = here.get(uid) or runtime.me._replace(uid=uid, name="", rank=0)
         rows.append((address, "proc", health.pid, health, usage(health.pid) if health.pid and uid in here else None))
-    return rows
+    return os.uname().nodename, rows
+
+
+def outputs(runtime: Runtime) -> list[ProcAddress]:
+    """The processes whose output is kept, also of some that are gone."""
+    return [me for me, _ in _agent(runtime).printed.values()]
 
 
 def roster(runtime: Runtime, uid: str) -> list[str]:

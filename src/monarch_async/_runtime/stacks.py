@@ -43,6 +43,7 @@ __all__ = [
     "read_dump",
     "render",
     "state_of",
+    "trim",
 ]
 
 Code = tuple[str, int, str]
@@ -84,12 +85,17 @@ def frames_of(frame: FrameType | None) -> Frames:
     return frames
 
 
-def render(frames: Frames) -> str:
-    """As text, without the calls of this library and of asyncio that led to the user's code."""
+def trim(frames: Frames) -> Frames:
+    """The same without the calls of this library and of asyncio that led to the user's code; all where there is none of that."""
     count = len(frames)
     while count and is_plumbing(frames[count - 1][0]):
         count -= 1
-    return "\n".join(f'  File "{file}", line {line}, in {function}' for file, line, function in reversed(frames[: count or None]))
+    return frames[: count or None]
+
+
+def render(frames: Frames) -> str:
+    """As text, trimmed."""
+    return "\n".join(f'  File "{file}", line {line}, in {function}' for file, line, function in reversed(trim(frames)))
 
 
 def is_plumbing(file: str) -> bool:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from typing import Any
-
 from monarch_async.errors import UsageError
 from monarch_async.observe.actors import find_actors, find_procs
 from monarch_async.observe.names import Target, parse
@@ -34,12 +31,12 @@ class Actions:
             for uid, wards in (await self._survey.everywhere(procs, "wards")).items():
                 if any(ward["name"] == mesh for ward in wards):
                     owner = next(proc for proc in procs if proc.uid == uid)
-                    count = await self._survey.alter(owner.address, "stop_mesh", mesh, mesh, reason, limit=ENDING)
+                    count = await self._survey.alter(owner.address, "stop_mesh", mesh, reason, mesh, reason, limit=ENDING)
                     return [Done(mesh, f"{count} members were stopped")]
         found = await find_actors(self._survey, target)
         done: list[Done] = []
         for proc, names in found.by_proc():
-            answer = await self._survey.alter(proc.address, "stop_member", str(target), names, reason)
+            answer = await self._survey.alter(proc.address, "stop_member", str(target), reason, names, reason)
             done += [Done(*entry) for entry in answer]
         return done
 
@@ -59,18 +56,18 @@ class Actions:
         done: list[Done] = []
         for proc, names in found.by_proc():
             if proc.answers:
-                done += [Done(*entry) for entry in await self._survey.alter(proc.address, "restart", str(target), names)]
+                done += [Done(*entry) for entry in await self._survey.alter(proc.address, "restart", str(target), "", names)]
             else:
                 done.append(await self._at_agent(proc, "restart_proc", str(target)))
         return done
 
     async def freeze(self, target: Target) -> list[Done]:
         """SIGSTOP."""
-        return await self._each(target, "signal", int(signal.SIGSTOP))
+        return await self._each(target, "freeze")
 
     async def thaw(self, target: Target) -> list[Done]:
         """SIGCONT."""
-        return await self._each(target, "signal", int(signal.SIGCONT))
+        return await self._each(target, "thaw")
 
     async def eval(self, actor: Target, expression: str) -> list[Evaluated]:
         """The value of an expression in an actor, which is ``self`` there; awaited where it can be.
@@ -82,13 +79,15 @@ class Actions:
         for proc, names in found.by_proc():
             if not proc.answers:
                 raise NoAnswer(f"{proc.name} does not answer, so nothing can be evaluated there: {proc.health}")
-            rows += await self._survey.alter(proc.address, "eval", str(actor), expression, names, limit=self._survey.patience + 10.0)
+            rows += await self._survey.alter(
+                proc.address, "eval", str(actor), expression, expression, names, limit=self._survey.patience + 10.0
+            )
         return [Evaluated(*row) for row in rows]
 
-    async def _each(self, target: Target, name: str, *args: Any) -> list[Done]:
-        return [await self._at_agent(proc, name, proc.name, *args) for proc in await find_procs(self._survey, target)]
+    async def _each(self, target: Target, name: str) -> list[Done]:
+        return [await self._at_agent(proc, name, proc.name) for proc in await find_procs(self._survey, target)]
 
-    async def _at_agent(self, proc: Proc, name: str, subject: str, *args: Any) -> Done:
+    async def _at_agent(self, proc: Proc, name: str, subject: str) -> Done:
         if proc.kind != "proc":
             raise UsageError(f"{proc.name} is no process that can be told to {name}: it is the {proc.kind} of this job")
-        return Done(proc.name, await self._survey.alter(proc.agent, name, subject, proc.uid, *args))
+        return Done(proc.name, await self._survey.alter(proc.agent, name, subject, "", proc.uid))

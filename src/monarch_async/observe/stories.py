@@ -52,7 +52,7 @@ async def causes(survey: Survey, target: Target) -> list[Cause]:
         mesh, rank, _, text = known[-1]
         return [Cause(0.0, f"{mesh}[{rank}]", text, "")]
     end = told[-1]
-    story = [end, *(event for event in reversed(events) if event is not end and _may_have_led(event, end))]
+    story = [end, *(event for event in reversed(events) if event is not end and _may_have_led(event, end, mesh, rank))]
     return [Cause(event.when, event.subject, _what(event), await _detail(survey, procs, event)) for event in _once(story)]
 
 
@@ -62,15 +62,20 @@ def _is_about(event: Event, mesh: str, rank: int) -> bool:
     return event.kind == "exited" and any(concerns(actor, mesh, rank) for actor in event.detail.split(", "))
 
 
-def _may_have_led(event: Event, end: Event) -> bool:
-    """Whether something came shortly before, to the same mesh or process, or by hand."""
-    if not end.when - NEAR <= event.when <= end.when + 0.5 or event.kind in ("visitor", "escalated", "restarted"):
+def _may_have_led(event: Event, end: Event, mesh: str, rank: int) -> bool:
+    """Whether something came shortly before: to the same member, by hand, or to those that take it along when they end."""
+    if not end.when - NEAR <= event.when <= end.when:
         return False
-    mesh = parse(end.subject)[0]
-    involved = {mesh} | {parse(actor)[0] for actor in end.detail.split(", ")} if end.kind == "exited" else {mesh}
-    if parse(event.subject)[0] in involved:
-        return event.when <= end.when
-    return event.kind == "exited" and any(parse(actor)[0] in involved for actor in event.detail.split(", "))
+    if event.kind == "write":
+        by_hand = any(f": {verb} " in event.text for verb in ("stop", "kill", "restart", "freeze"))
+        return by_hand and (event.subject == end.subject or event.subject == mesh or concerns(event.subject, mesh, rank))
+    if event.kind not in _ENDS:
+        return False
+    if _is_about(event, mesh, rank):
+        return event.subject != end.subject or event.kind != end.kind
+    if "with others of" in end.text:
+        return _is_about(event, mesh, -1)
+    return f"process of its owner {event.subject} " in end.text
 
 
 def _once(events: Sequence[Event]) -> list[Event]:

@@ -73,9 +73,9 @@ class Survey:
         """Ask one process. Raises `NoAnswer`, or what the process does."""
         return await self._ask(address, "inspect", (name, *args), self.patience if limit is None else limit)
 
-    async def alter(self, address: ProcAddress, name: str, subject: str, *args: Any, limit: float | None = None) -> Any:
-        """Have one process change something. Raises `ReadOnlyError` where this visit only looks."""
-        return await self._ask(address, "alter", (name, subject, *args), self.patience if limit is None else limit)
+    async def alter(self, address: ProcAddress, name: str, subject: str, note: str, *args: Any, limit: float | None = None) -> Any:
+        """Have one process change something; `subject` and `note` are for its log. Raises `ReadOnlyError` where this visit only looks."""
+        return await self._ask(address, "alter", (name, subject, note, *args), self.patience if limit is None else limit)
 
     async def _ask(self, address: ProcAddress, service: str, args: tuple[Any, ...], limit: float) -> Any:
         runtime = self.runtime
@@ -101,10 +101,13 @@ class Survey:
 
     async def procs(self, others: Sequence[str] = ()) -> list[Proc]:
         """Every process of the job, agents and the client too; and `others`, by uid, as far as they are remembered."""
-        await self._find_agents()
-        found: dict[str, Proc] = {}
         agents = list(self._agents.values())
-        for agent, answer in zip(agents, await asyncio.gather(*(self._procs_of(agent, others) for agent in agents)), strict=True):
+        known, *answers = await asyncio.gather(self._known_agents(), *(self._procs_of(agent, others) for agent in agents))
+        new = [agent for agent in known if agent.uid not in self._agents]  # the longer a job runs, the more hosts it may have
+        self._agents.update({agent.uid: agent for agent in new})
+        answers += await asyncio.gather(*(self._procs_of(agent, others) for agent in new))
+        found: dict[str, Proc] = {}
+        for agent, answer in zip((*agents, *new), answers, strict=True):
             if answer is None:
                 lost = Health(ProcState.UNREACHABLE, why=f"the agent does not answer within {self.patience:g} s")
                 found[agent.uid] = Proc(agent, "agent", 0, lost, None, agent.tcp, agent)
@@ -128,14 +131,13 @@ class Survey:
         except NoAnswer:
             return None
 
-    async def _find_agents(self) -> None:
-        """The client knows of all hosts, the longer a job runs the more."""
+    async def _known_agents(self) -> list[ProcAddress]:
+        """The client knows of all hosts."""
         try:
             known: list[ProcAddress] = await self.inspect(self.runtime.client, "known_agents")
         except NoAnswer:
-            return
-        for agent in known:
-            self._agents.setdefault(agent.uid, agent)
+            return []
+        return known
 
     async def everywhere(self, procs: Iterable[Proc], name: str, *args: Any, agents: bool = False) -> dict[str, Any]:
         """Ask those of these processes that run actors, and `agents` too where wanted; the answers by uid, of those that give one."""

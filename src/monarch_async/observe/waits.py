@@ -37,8 +37,10 @@ async def call_rows(survey: Survey, older: float) -> list[CallRow]:
             asked_by = ""
             if (uid, request) in taken:
                 _, endpoint, state, _, asked_by = taken[uid, request]
-            elif proc is not None and not proc.answers and proc.health.actor == actor and to[callee, mesh, rank] == 1 and not endpoint:
-                endpoint, state = proc.health.endpoint, "running"  # the only one that it can be in the middle of
+            elif proc is not None and not proc.answers and proc.health.actor == actor:
+                endpoint = endpoint or (proc.health.endpoint if to[callee, mesh, rank] == 1 else "")
+                if endpoint == proc.health.endpoint:
+                    state = "running"  # the only one that it can be in the middle of
             caller = who if who and not who.startswith("task ") else asked_by or who or procs[uid].name
             place = proc.name if proc is not None else ""
             rows.append(CallRow(caller, procs[uid].name, actor, place, endpoint, state or "sent", age, blocks))

@@ -1,7 +1,7 @@
 """What the agent of a host knows of the processes there, and can do to them, whatever they are doing themselves.
 
 Rules: a stack is taken in whatever state a process is in. One that runs answers a signal (see `_runtime.stacks`); one that is halted can't,
-so it is let go on for as long as that takes, about 10 ms, and halted again, unless ``py-spy`` is there, which reads it as it lies.
+so it is let go on for as long as that takes, some 10 ms, and halted again, unless ``py-spy`` is there, which reads it as it lies.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monarch_async._runtime.pulse import STACK
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.stacks import Frames, dump_from_outside, read_dump, render, state_of
+from monarch_async._runtime.stacks import Frames, dump_from_outside, is_plumbing, read_dump, render, state_of, trim
 from monarch_async.errors import UsageError
 from monarch_async.health import Health, ProcState
 from monarch_async.ids import ProcAddress
@@ -25,11 +26,13 @@ from monarch_async.ids import ProcAddress
 if TYPE_CHECKING:  # where there is no agent, what it needs is not loaded either
     from monarch_async._runtime.agent import Agent, Proc
 
-__all__ = ["kill", "output", "outputs", "procs", "profile", "restart", "roster", "send_signal", "stack"]
+__all__ = ["freeze", "kill", "output", "outputs", "procs", "profile", "restart", "roster", "stack", "thaw"]
 
 PY_SPY = "py-spy"
 LONGEST = 10.0
 """Seconds that `py-spy` may take for one stack."""
+LOOKS = 25
+"""How many times, 2 ms apart, it is looked whether a process that was halted has told where it stands."""
 HALTED_AGAIN = 0.05
 """Seconds after which the zygote has told that a process was halted again."""
 SAMPLES = 100
@@ -110,9 +113,10 @@ async def stack(runtime: Runtime, uid: str, native: bool = False, force: bool = 
     if native or (health.state is ProcState.FROZEN and shutil.which(PY_SPY)):
         return health, await _spy("dump", "--pid", str(pid), *(["--native"] if native else [])), PY_SPY
     if health.state is ProcState.FROZEN:
-        return health, render(await _frames_of_halted(agent, uid, proc)), "signal"
+        text = await _stack_of_halted(agent, uid, proc)
+        return health, text, "signal"
     if health.stack:
-        return health, health.stack, "signal" if "lock" in health.why else "watchdog"
+        return health, health.stack, "signal" if "interpreter's lock" in health.why else "watchdog"
     if force or health.state is ProcState.STUCK:
         return health, render(await _frames(agent, uid, pid)), "signal"
     return health, "", ""
@@ -126,15 +130,26 @@ async def _frames(agent: Agent, uid: str, pid: int) -> Frames:
     return read_dump(await dump_from_outside(pid, pulse), pulse.main)
 
 
-async def _frames_of_halted(agent: Agent, uid: str, proc: Proc) -> Frames:
-    child = proc.child
+async def _stack_of_halted(agent: Agent, uid: str, proc: Proc) -> str:
+    """Where a process was halted: in a call; or, if its loop only waited, where its handlers stand, as its watchdog tells when it wakes."""
+    child, slot = proc.child, agent.health.slot_of(uid)
+    if slot is None:
+        return ""
     told, child.on_halt = child.on_halt, lambda: None  # for its health it stays frozen
     try:
         dump = asyncio.ensure_future(_frames(agent, uid, child.pid))
         await asyncio.sleep(0)  # the signal waits for it before it goes on
+        start = time.monotonic()
         child.signal(signal.SIGCONT)
         try:
-            return await dump
+            frames = await dump
+            if frames and not is_plumbing(frames[0][0]):
+                return render(frames)
+            for _ in range(LOOKS):
+                if slot.read().stacked >= start:
+                    break
+                await asyncio.sleep(0.002)
+            return slot.read_text(STACK).decode(errors="replace") if slot.read().stacked >= start else ""
         finally:
             child.signal(signal.SIGSTOP)
             await asyncio.sleep(HALTED_AGAIN)
@@ -178,7 +193,7 @@ async def profile(runtime: Runtime, uid: str, seconds: float) -> tuple[int, int,
     while time.monotonic() < end and not proc.ended.done():
         due = time.monotonic() + 1 / SAMPLES
         frames = await _frames(agent, uid, pid)
-        names = [f"{function} ({os.path.basename(file)}:{line})" for file, line, function in reversed(frames)]
+        names = [f"{function} ({os.path.basename(file)}:{line})" for file, line, function in reversed(trim(frames))]
         counted[";".join(names) or "(no answer)"] += 1
         await asyncio.sleep(max(0.0, due - time.monotonic()))
     folded = "\n".join(f"{names} {count}" for names, count in counted.most_common())
@@ -203,10 +218,15 @@ def restart(runtime: Runtime, who: str, subject: str, uid: str) -> str:
     return f"pid {proc.child.pid} was killed, to be started again"
 
 
-def send_signal(runtime: Runtime, who: str, subject: str, uid: str, number: int) -> str:
-    """SIGSTOP or SIGCONT."""
-    if number not in (signal.SIGSTOP, signal.SIGCONT):
-        raise UsageError(f"only SIGSTOP and SIGCONT are sent so, not {number}")
-    proc = _running(_agent(runtime), uid, subject)
-    proc.child.signal(number)
-    return f"pid {proc.child.pid} was {'frozen' if number == signal.SIGSTOP else 'thawed'}"
+def freeze(runtime: Runtime, who: str, subject: str, uid: str) -> str:
+    """SIGSTOP a process."""
+    child = _running(_agent(runtime), uid, subject).child
+    child.signal(signal.SIGSTOP)
+    return f"pid {child.pid} was frozen"
+
+
+def thaw(runtime: Runtime, who: str, subject: str, uid: str) -> str:
+    """SIGCONT a process."""
+    child = _running(_agent(runtime), uid, subject).child
+    child.signal(signal.SIGCONT)
+    return f"pid {child.pid} was thawed"

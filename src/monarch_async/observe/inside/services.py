@@ -44,10 +44,11 @@ READS: dict[str, Callable[..., Any]] = {
 
 WRITES: dict[str, Callable[..., Any]] = {
     "eval": acting.evaluate,
+    "freeze": host.freeze,
     "kill": host.kill,
     "restart": acting.restart,
     "restart_proc": host.restart,
-    "signal": host.send_signal,
+    "thaw": host.thaw,
     "stop_member": acting.stop_member,
     "stop_mesh": acting.stop_mesh,
 }

@@ -13,9 +13,9 @@ import msgpack
 
 from monarch_async._core.framing import CALL, DATA, LARGE
 from monarch_async._runtime.cell import Cell
-from monarch_async._runtime.context import SYNC, Message, State, Waiter
+from monarch_async._runtime.chains import stand_of, story_of
+from monarch_async._runtime.context import Message, State, Waiter
 from monarch_async._runtime.link import Link
-from monarch_async._runtime.resumed import Resumed
 from monarch_async._runtime.runtime import SERVICE, Runtime
 from monarch_async._runtime.stacks import frames_of, is_plumbing, render
 from monarch_async._runtime.waits import waiting_for
@@ -26,7 +26,6 @@ __all__ = ["calls", "handlers", "stack_here"]
 MOST_CALLS = 10_000
 MOST_FRAMES = 200
 """Frames that are looked into for the names of endpoints."""
-DEEPEST = 100
 
 Handlers = dict[asyncio.Future[Any], tuple[Cell, Message]]
 
@@ -124,7 +123,7 @@ def handlers(runtime: Runtime, names: Sequence[Name]) -> list[dict[str, Any]]:
             waits.setdefault(message, []).append((uid, request, lane.mesh, lane.rank, lane.key))
     for cell in find_cells(runtime, names):
         for message, age in running(runtime, cell):
-            frames, inner = _frames(runtime, cell, message)
+            frames, inner = stand_of(cell, message)
             found.append(
                 {
                     "actor": str(cell.identity),
@@ -151,50 +150,9 @@ def _pending(runtime: Runtime) -> Iterator[tuple[str, Waiter, Any, int]]:
             yield runtime.me.uid, message.waiter, message.lane, request
 
 
-def _frames(runtime: Runtime, cell: Cell, message: Message) -> tuple[list[tuple[str, int, str]], str]:
-    """The calls of a handler, outermost first, and in what it waits."""
-    handler = cell.handlers.get(message.endpoint)
-    if handler is not None and handler.kind == SYNC and cell.thread is not None:
-        frame = sys._current_frames().get(cell.thread.thread.ident or 0)
-        frames = [entry for entry in reversed(frames_of(frame)) if not is_plumbing(entry[0])]
-        return frames, ""
-    task = message.task or cell.task
-    if task is None:
-        return [], ""
-    if task is asyncio.current_task(runtime.loop):
-        return [], "runs now"
-    return chain_of(task.get_coro())
-
-
-def chain_of(awaitable: Any) -> tuple[list[tuple[str, int, str]], str]:
-    """The frames of user code in a chain of coroutines, outermost first, and the innermost function that awaits."""
-    frames: list[tuple[str, int, str]] = []
-    inner = ""
-    for _ in range(DEEPEST):
-        frame = next((found for name in ("cr_frame", "gi_frame", "ag_frame") if (found := getattr(awaitable, name, None))), None)
-        if frame is None:
-            break
-        code = frame.f_code
-        if not is_plumbing(code.co_filename):
-            frames.append((code.co_filename, frame.f_lineno or 0, code.co_name))
-        if code is Resumed.__await__.__code__:
-            awaitable = frame.f_locals.get("coroutine")
-            continue
-        inner = code.co_qualname
-        awaitable = next((found for name in ("cr_await", "gi_yieldfrom", "ag_await") if (found := getattr(awaitable, name, None))), None)
-    if not inner and awaitable is not None:
-        inner = type(awaitable).__name__
-    return frames, inner
-
-
 def stack_here(runtime: Runtime) -> str:
     """The handlers that wait, and the threads that run, as this process sees them itself; empty where nothing does."""
-    parts = []
-    for cell in list(runtime.busy):
-        for message, age in running(runtime, cell):
-            frames, inner = _frames(runtime, cell, message)
-            lines = "\n".join(f'  File "{file}", line {line}, in {function}' for file, line, function in frames)
-            parts.append(f"{cell.identity}.{message.endpoint} for {age:.1f} s, in {inner or 'its thread'}:\n{lines}")
+    parts = [story_of(cell, message, age) for cell in list(runtime.busy) for message, age in running(runtime, cell)]
     known = {threading.get_ident()} | {cell.thread.thread.ident for cell in runtime.cells.values() if cell.thread is not None}
     for ident, frame in sys._current_frames().items():
         if ident not in known and (text := render(frames_of(frame))) and not is_plumbing(frame.f_code.co_filename):

@@ -1,6 +1,9 @@
 """The command line: ``monarch-async COMMAND``.
 
-Exit status: 0 done, 1 what was asked for can't be had now (a port in use), 2 it was asked for wrongly (an option, a key file).
+Exit status: 0 done, 1 what was asked for can't be had now (a port in use, a job that has ended, no permission to change it), 2 it was asked
+for wrongly (an option, a key file, a name that does not exist), 130 it was ended by Ctrl-C.
+
+What a command needs is loaded when it is run, so that the help is there at once.
 """
 
 from __future__ import annotations
@@ -9,11 +12,14 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from monarch_async.errors import ChannelError, MonarchError, UsageError
-from monarch_async.workers import TLS, run_worker_loop_forever
+from monarch_async.console.arguments import LOOKING, add_commands
+from monarch_async.errors import MonarchError, ReadOnlyError, UsageError
 
 __all__ = ["main"]
+
+_WORKERS = "monarch_async.workers"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,15 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return _worker(args)
+        return _look(args) if getattr(args, "looks", False) else _worker(args)
     except MonarchError as error:
         print(f"monarch-async {args.command}: {error}", file=sys.stderr)
-        return 1 if isinstance(error, ChannelError) and not isinstance(error, UsageError) else 2
+        return 2 if isinstance(error, UsageError) and not isinstance(error, ReadOnlyError) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="monarch-async", description="Actors for PyTorch jobs over many processes and hosts.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    add_commands(commands)
     worker = commands.add_parser(
         "worker",
         help="wait on this host for jobs to run",
@@ -50,13 +57,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _look(args: argparse.Namespace) -> int:
+    status: int = import_module(LOOKING).run(args)
+    return status
+
+
 def _worker(args: argparse.Namespace) -> int:
     files = args.tls_cert, args.tls_key, args.tls_ca
     if any(files) and not all(files):
         raise UsageError("TLS needs all of --tls-cert, --tls-key and --tls-ca")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO if args.verbose else logging.WARNING)
-    tls = TLS(*files) if all(files) else None
-    run_worker_loop_forever(args.listen, args.key_file, advertise=args.advertise, tls=tls, announce=lambda line: print(line, flush=True))
+    workers = import_module(_WORKERS)
+    tls = workers.TLS(*files) if all(files) else None
+    workers.run_worker_loop_forever(
+        args.listen, args.key_file, advertise=args.advertise, tls=tls, announce=lambda line: print(line, flush=True)
+    )
     return 0
 
 

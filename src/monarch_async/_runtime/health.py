@@ -18,9 +18,10 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgpack
 
@@ -83,6 +84,7 @@ class _Watched:
         self.well = 0.0  # when the last one was over
         self.doubted = 0.0, 0.0  # the last beat of a watchdog that seemed to be silent, and when that was first seen
         self.killed = ""  # why it was killed from here
+        self.unjudged = False  # see `as_if_frozen`
 
     def since(self, start: float, now: float) -> float:
         """Seconds since `start` in which it was not frozen."""
@@ -197,6 +199,18 @@ class HealthWatch:
         watched = self._watched.get(uid)
         return watched.slot if watched is not None else None
 
+    @contextlib.contextmanager
+    def as_if_frozen(self, uid: str) -> Iterator[None]:
+        """Meanwhile a process counts as what it is now, though it is let go on for a moment and halted again."""
+        watched = self._watched[uid]
+        child = watched.child
+        assert child is not None
+        told, child.on_halt, watched.unjudged = child.on_halt, lambda: None, True
+        try:
+            yield
+        finally:
+            child.on_halt, watched.unjudged = told, False
+
     def kill(self, uid: str, why: str) -> None:
         """SIGKILL a process; its evidence will say why."""
         watched = self._watched.get(uid)
@@ -286,7 +300,7 @@ class HealthWatch:
     def _judge(self, watched: _Watched, now: float) -> None:
         """Find out whether a process is stuck."""
         child, slot = watched.child, watched.slot
-        if child is None or slot is None or child.exited.done():
+        if child is None or slot is None or child.exited.done() or watched.unjudged:
             return
         if watched.frozen:
             if state_of(child.pid) != "T":  # its zygote will tell, but may be busy

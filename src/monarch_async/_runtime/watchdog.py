@@ -85,8 +85,8 @@ class Watchdog:
             frame = sys._current_frames().get(self._main)
             idle = frame is not None and frame.f_code in _IDLE
             self._looks += 1
-            if now - self._last > LATE and self._began:
-                self._write_handlers(now)  # after a halt: who looked at it meanwhile wants to know where it stands
+            if now - self._last > LATE:  # after a halt: who looks at it meanwhile wants to know where it stands
+                self._write_handlers(now)
                 quiet = False
             if quiet and idle and self._looks % ASK_ANYWAY and not runtime.busy:
                 self._last = now
@@ -168,6 +168,7 @@ class Watchdog:
             self._slot.write_text(NOW, msgpack.packb(texts))
 
     def _write_handlers(self, now: float) -> None:
+        self._see_handlers(now)
         self._stacked = now
         stories = [story_of(message.cell, message, now - began) for message, began in self._began.items()]
         self._slot.write_text(STACK, "\n".join(stories).encode(errors="replace"))

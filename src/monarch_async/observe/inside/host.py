@@ -33,6 +33,8 @@ LONGEST = 10.0
 """Seconds that `py-spy` may take for one stack."""
 LOOKS = 25
 """How many times, 2 ms apart, it is looked whether a process that was halted has told where it stands."""
+SAME = 0.1
+"""Seconds by which two times may differ that are the same."""
 HALTED_AGAIN = 0.05
 """Seconds after which the zygote has told that a process was halted again."""
 SAMPLES = 100
@@ -113,7 +115,14 @@ async def stack(runtime: Runtime, uid: str, native: bool = False, force: bool = 
     if native or (health.state is ProcState.FROZEN and shutil.which(PY_SPY)):
         return health, await _spy("dump", "--pid", str(pid), *(["--native"] if native else [])), PY_SPY
     if health.state is ProcState.FROZEN:
-        text = await _stack_of_halted(agent, uid, proc)
+        halted: dict[str, tuple[float, str]] = runtime.parts.setdefault("halted", {})
+        began = time.monotonic() - health.since
+        known, text = halted.get(uid, (0.0, ""))
+        if not text or abs(began - known) > SAME:  # else it stands where it did
+            text = await _stack_of_halted(agent, uid, proc)
+            for other in halted.keys() - agent.procs.keys():
+                del halted[other]
+            halted[uid] = began, text
         return health, text, "signal"
     if health.stack:
         return health, health.stack, "signal" if "interpreter's lock" in health.why else "watchdog"
@@ -135,8 +144,7 @@ async def _stack_of_halted(agent: Agent, uid: str, proc: Proc) -> str:
     child, slot = proc.child, agent.health.slot_of(uid)
     if slot is None:
         return ""
-    told, child.on_halt = child.on_halt, lambda: None  # for its health it stays frozen
-    try:
+    with agent.health.as_if_frozen(uid):
         dump = asyncio.ensure_future(_frames(agent, uid, child.pid))
         await asyncio.sleep(0)  # the signal waits for it before it goes on
         start = time.monotonic()
@@ -153,8 +161,6 @@ async def _stack_of_halted(agent: Agent, uid: str, proc: Proc) -> str:
         finally:
             child.signal(signal.SIGSTOP)
             await asyncio.sleep(HALTED_AGAIN)
-    finally:
-        child.on_halt = told
 
 
 async def _spy(*words: str, limit: float = LONGEST) -> str:

@@ -9,17 +9,16 @@ What a command needs is loaded when it is run, so that the help is there at once
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from monarch_async.console.arguments import LOOKING, add_commands
+from monarch_async.console.arguments import add_commands
 from monarch_async.errors import MonarchError, ReadOnlyError, UsageError
 
 __all__ = ["main"]
 
-_WORKERS = "monarch_async.workers"
+_WORKER = "monarch_async.console.working"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return _look(args) if getattr(args, "looks", False) else _worker(args)
+        status: int = import_module(args.module).run(args)
+        return status
     except MonarchError as error:
         print(f"monarch-async {args.command}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) and not isinstance(error, ReadOnlyError) else 1
@@ -54,25 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--tls-key", metavar="F", help="PEM: its private key")
     worker.add_argument("--tls-ca", metavar="F", help="PEM: who signs the certificates of this job's hosts")
     worker.add_argument("--verbose", action="store_true", help="tell of jobs that come and go")
+    worker.set_defaults(module=_WORKER)
     return parser
-
-
-def _look(args: argparse.Namespace) -> int:
-    status: int = import_module(LOOKING).run(args)
-    return status
-
-
-def _worker(args: argparse.Namespace) -> int:
-    files = args.tls_cert, args.tls_key, args.tls_ca
-    if any(files) and not all(files):
-        raise UsageError("TLS needs all of --tls-cert, --tls-key and --tls-ca")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO if args.verbose else logging.WARNING)
-    workers = import_module(_WORKERS)
-    tls = workers.TLS(*files) if all(files) else None
-    workers.run_worker_loop_forever(
-        args.listen, args.key_file, advertise=args.advertise, tls=tls, announce=lambda line: print(line, flush=True)
-    )
-    return 0
 
 
 if __name__ == "__main__":

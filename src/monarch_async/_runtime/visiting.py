@@ -103,8 +103,8 @@ def admit(runtime: Visited, peer: Peer, link: Link, visitor: str) -> None:
             del runtime.peers[peer.address.uid]
 
     link.on_lost = lost
-    if "agent" in runtime.parts:  # which every visitor asks first
-        runtime.history.note("visitor", visit.who, f"looks in, {'to read and write' if visit.writes else 'read-only'}")
+    if visit.writes and "agent" in runtime.parts:  # which every visitor asks first
+        runtime.history.note("visitor", visit.who, "looks in, and may change something")
 
 
 def visit_of(runtime: Visited, origin: object) -> Visit | None:

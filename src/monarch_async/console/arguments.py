@@ -1,13 +1,13 @@
-"""The commands that look into a job, as `argparse` knows them. What they do is in `looking`, which is loaded when one is run."""
+"""The commands that look into a job, as `argparse` knows them. What they do is in modules that are loaded when one is run."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 
-__all__ = ["LOOKING", "add_commands"]
+__all__ = ["READS", "WRITES", "add_commands"]
 
-LOOKING = "monarch_async.console.looking"
+_LOOKING, _LISTING = "monarch_async.console.looking", "monarch_async.console.listing"
 
 _Add = Callable[[argparse.ArgumentParser], None]
 
@@ -111,19 +111,19 @@ WRITES: dict[str, tuple[str, _Add]] = {
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add them all. Each sets ``looks``, by which they are known."""
+    """Add them all. Each sets ``module``, whose ``run(args)`` runs it."""
     for name, (text, add) in {**READS, **WRITES}.items():
         parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         add(parser)
         parser.add_argument("--job", "-j", default="", metavar="JOB", help="its name, id, pid or file; not needed where only one runs")
         parser.add_argument("--write", action="store_true", help="be allowed to change the job; each change is logged there")
         parser.add_argument("--patience", type=_seconds, default=1.0, metavar="S", help="seconds in which each process is to answer (1)")
-        _finish(parser)
-    _finish(commands.add_parser("jobs", help="the jobs of this user", description="The jobs of this user, the newest first."))
+        _finish(parser, _LOOKING)
+    _finish(commands.add_parser("jobs", help="the jobs of this user", description="The jobs of this user, the newest first."), _LISTING)
     doctor = "what this machine offers to a job, and what to do about what it lacks"
-    _finish(commands.add_parser("doctor", help=doctor, description=doctor[0].upper() + doctor[1:] + "."))
+    _finish(commands.add_parser("doctor", help=doctor, description=doctor[0].upper() + doctor[1:] + "."), _LISTING)
 
 
-def _finish(parser: argparse.ArgumentParser) -> None:
+def _finish(parser: argparse.ArgumentParser, module: str) -> None:
     parser.add_argument("--json", action="store_true", help="the same as JSON, with names that don't change")
-    parser.set_defaults(looks=True)
+    parser.set_defaults(module=module)

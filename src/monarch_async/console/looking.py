@@ -14,11 +14,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from monarch_async.console.listing import print_records
 from monarch_async.console.tables import render, render_hops, render_stacks, render_tree
-from monarch_async.observe.doctor import doctor
 from monarch_async.observe.job import Job, attach
 from monarch_async.observe.records import to_json
-from monarch_async.observe.visits import jobs
 
 __all__ = ["run"]
 
@@ -28,13 +27,6 @@ _Show = Callable[[Any], str]
 
 def run(args: argparse.Namespace) -> int:
     """Run one of them; returns the exit status."""
-    if args.command == "jobs":
-        _print(args, jobs(), lambda rows: render("jobs", rows) if rows else "no job runs")
-        return 0
-    if args.command == "doctor":
-        checks = doctor()
-        _print(args, checks, lambda rows: render("doctor", [row if not row.ok else row._replace(fix="") for row in rows]))
-        return 0
     try:
         asyncio.run(_look(args))
     except KeyboardInterrupt:
@@ -53,7 +45,9 @@ async def _ask(job: Job, args: argparse.Namespace) -> None:
     """What is one question."""
     name, targets = args.command, _targets(args)
     options = {option: getattr(args, option) for option in ("older", "native", "reason") if hasattr(args, option)}
-    _print(args, await getattr(job, name)(*targets, **options), _SHOWN.get(name, lambda rows: render(name, rows) if rows else "none"))
+    print_records(
+        args, await getattr(job, name)(*targets, **options), _SHOWN.get(name, lambda rows: render(name, rows) if rows else "none")
+    )
 
 
 def _targets(args: argparse.Namespace) -> Sequence[str]:
@@ -95,20 +89,16 @@ async def _profile(job: Job, args: argparse.Namespace) -> None:
         await asyncio.to_thread(Path(args.output).write_text, found.svg, "utf-8")
     where = f"\nflame graph: {args.output}" if args.output else ""
     head = f"{found.process} (pid {found.pid}), {found.samples} samples by {found.tool}"
-    _print(args, found, lambda profile: "\n".join([head, *profile.folded.splitlines()[:20]]) + where)
+    print_records(args, found, lambda profile: "\n".join([head, *profile.folded.splitlines()[:20]]) + where)
 
 
 async def _bundle(job: Job, args: argparse.Namespace) -> None:
     path = await job.bundle(args.file)
-    _print(args, {"file": str(path)}, lambda found: found["file"])
+    print_records(args, {"file": str(path)}, lambda found: found["file"])
 
 
 async def _eval(job: Job, args: argparse.Namespace) -> None:
-    _print(args, await job.eval(args.target, args.expression), lambda rows: render("eval", rows))
-
-
-def _print(args: argparse.Namespace, value: Any, show: _Show) -> None:
-    print(json.dumps(to_json(value), indent=1) if args.json else show(value))
+    print_records(args, await job.eval(args.target, args.expression), lambda rows: render("eval", rows))
 
 
 def _state(rows: Any) -> str:

@@ -16,19 +16,19 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from monarch_async._runtime.jobfile import JobFile, default_name
 from monarch_async._runtime.runtime import Runtime
-from monarch_async.ambient import current_runtime
 from monarch_async.ids import ProcAddress
-from monarch_async.mesh import ActorMesh
 from monarch_async.observe.actions import Actions
 from monarch_async.observe.actors import actor_rows, find_actors, find_procs, look, proc_rows, rates
 from monarch_async.observe.bundle import write_bundle
 from monarch_async.observe.errors import JobError
 from monarch_async.observe.flame import flame_graph
+from monarch_async.observe.listing import find_job
 from monarch_async.observe.names import Target, parse, unknown
 from monarch_async.observe.records import (
     ActorRow,
@@ -51,12 +51,14 @@ from monarch_async.observe.stacks import stack_rows
 from monarch_async.observe.stories import all_events, causes
 from monarch_async.observe.survey import NoAnswer, Survey, label
 from monarch_async.observe.tree import tree_rows
-from monarch_async.observe.visits import LEASE, find_job, leave, visiting_runtime
+from monarch_async.observe.visits import LEASE, leave, visiting_runtime
 from monarch_async.observe.waits import call_rows, hops
 from monarch_async.shape import Shape
 
 __all__ = ["Job", "attach", "enter"]
 
+_AMBIENT, _MESH = "monarch_async.ambient", "monarch_async.mesh"
+"""What a program has loaded already, and a command that looks into one does without: it takes half of the time until that answers."""
 FOLLOW = 0.2
 """Seconds between two looks at output that is followed."""
 LIMITS = (100_000, 1 << 30)
@@ -82,7 +84,7 @@ class Job(Actions):
     @classmethod
     def here(cls, patience: float = 1.0) -> Job:
         """The job that this code belongs to. Nothing has to be closed."""
-        runtime = current_runtime()
+        runtime: Runtime = import_module(_AMBIENT).current_runtime()
         return cls(runtime, runtime.options.job_name or default_name(), patience=patience)
 
     @property
@@ -241,7 +243,9 @@ class Job(Actions):
         if found is None:
             raise unknown(actor, "mesh of actors", [row.actor for row in (await actor_rows(self._survey)).rows])
         key, class_name, endpoints, addresses, extent = found
-        return ActorMesh(self.runtime, key, actor, class_name, endpoints, addresses, extent, Shape(extent), None, LIMITS)
+        return import_module(_MESH).ActorMesh(
+            self.runtime, key, actor, class_name, endpoints, addresses, extent, Shape(extent), None, LIMITS
+        )
 
 
 @contextlib.asynccontextmanager

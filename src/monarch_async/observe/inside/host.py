@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import time
 from collections import Counter
@@ -52,6 +51,12 @@ def _agent(runtime: Runtime) -> Agent:
         raise UsageError(f"{runtime.me} is no agent")
     found: Agent = agent
     return found
+
+
+def _py_spy() -> str:
+    """Where it is; empty if it is not installed."""
+    paths = (os.path.join(folder, PY_SPY) for folder in os.get_exec_path())
+    return next((path for path in paths if os.access(path, os.X_OK)), "")
 
 
 def usage(pid: int) -> Usage | None:
@@ -112,7 +117,7 @@ async def stack(runtime: Runtime, uid: str, native: bool = False, force: bool = 
     if proc is None:
         return health, "", ""
     pid = proc.child.pid
-    if native or (health.state is ProcState.FROZEN and shutil.which(PY_SPY)):
+    if native or (health.state is ProcState.FROZEN and _py_spy()):
         return health, await _spy("dump", "--pid", str(pid), *(["--native"] if native else [])), PY_SPY
     if health.state is ProcState.FROZEN:
         halted: dict[str, tuple[float, str]] = runtime.parts.setdefault("halted", {})
@@ -165,7 +170,7 @@ async def _stack_of_halted(agent: Agent, uid: str, proc: Proc) -> str:
 
 async def _spy(*words: str, limit: float = LONGEST) -> str:
     """What `py-spy` says. Raises `UsageError` where it is missing or fails, with what to do."""
-    if shutil.which(PY_SPY) is None:
+    if not _py_spy():
         raise UsageError("py-spy is not installed on that host: pip install py-spy")
     process = await asyncio.create_subprocess_exec(PY_SPY, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     try:
@@ -187,7 +192,7 @@ async def profile(runtime: Runtime, uid: str, seconds: float) -> tuple[int, int,
     pid = proc.child.pid
     if proc.child.halted:
         raise UsageError(f"process {pid} is frozen, so that it spends no time anywhere: thaw it")
-    if shutil.which(PY_SPY):
+    if _py_spy():
         path = Path(os.path.dirname(runtime.me.unix)) / f"profile-{pid}-{time.monotonic_ns()}.svg"
         try:
             await _spy("record", "--pid", str(pid), "--duration", str(max(1, round(seconds))), "-o", str(path), limit=seconds + LONGEST)

@@ -43,7 +43,6 @@ def wrong(value: Any, schema: dict[str, Any], path: str = "$") -> list[str]:
         return [text for index, item in enumerate(value) for text in wrong(item, schema["items"], f"{path}[{index}]")]
     if isinstance(value, dict):
         texts = [f"{path} has {sorted(value)}, not {sorted(schema['required'])}"] if set(value) != set(schema["required"]) else []
-        return texts + [
-            text for name, item in value.items() for text in wrong(item, schema["properties"].get(name, {"type": []}), f"{path}.{name}")
-        ]
+        known = schema["properties"]
+        return texts + [text for name, item in value.items() if name in known for text in wrong(item, known[name], f"{path}.{name}")]
     return []

@@ -53,7 +53,10 @@ async def test_a_job_has_a_file_while_it_lasts(zoo: Zoo) -> None:
 
 async def test_the_file_is_gone_when_the_job_is(state_home: Path) -> None:
     """Also that of a program that is killed, since its agent outlives it for a moment."""
-    script = "import asyncio; from monarch_async import this_host\nasync def main():\n  await this_host(); print(1, flush=True); await asyncio.sleep(99)"
+    script = (
+        "import asyncio\nfrom monarch_async import this_host\nasync def main():\n"
+        "  await this_host()\n  print(1, flush=True)\n  await asyncio.sleep(99)\nasyncio.run(main())"
+    )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", f"{script}\nasyncio.run(main())", stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     await process.stdout.readline()

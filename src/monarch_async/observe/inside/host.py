@@ -30,6 +30,8 @@ __all__ = ["freeze", "kill", "output", "outputs", "procs", "profile", "restart",
 PY_SPY = "py-spy"
 LONGEST = 10.0
 """Seconds that `py-spy` may take for one stack."""
+ASLEEP = 0.3
+"""Seconds after which a watchdog that was halted in its sleep wakes as soon as it goes on."""
 LOOKS = 25
 """How many times, 2 ms apart, it is looked whether a process that was halted has told where it stands."""
 SAME = 0.1
@@ -124,7 +126,7 @@ async def stack(runtime: Runtime, uid: str, native: bool = False, force: bool = 
         began = time.monotonic() - health.since
         known, text = halted.get(uid, (0.0, ""))
         if not text or abs(began - known) > SAME:  # else it stands where it did
-            text = await _stack_of_halted(agent, uid, proc)
+            text = await _stack_of_halted(agent, uid, proc, health.since)
             for other in halted.keys() - agent.procs.keys():
                 del halted[other]
             halted[uid] = began, text
@@ -144,12 +146,14 @@ async def _frames(agent: Agent, uid: str, pid: int) -> Frames:
     return read_dump(await dump_from_outside(pid, pulse), pulse.main)
 
 
-async def _stack_of_halted(agent: Agent, uid: str, proc: Proc) -> str:
+async def _stack_of_halted(agent: Agent, uid: str, proc: Proc, since: float) -> str:
     """Where a process was halted: in a call; or, if its loop only waited, where its handlers stand, as its watchdog tells when it wakes."""
     child, slot = proc.child, agent.health.slot_of(uid)
     if slot is None:
         return ""
+    await asyncio.sleep(ASLEEP - since)
     with agent.health.as_if_frozen(uid):
+        slot.ask(True)
         dump = asyncio.ensure_future(_frames(agent, uid, child.pid))
         await asyncio.sleep(0)  # the signal waits for it before it goes on
         start = time.monotonic()
@@ -160,11 +164,12 @@ async def _stack_of_halted(agent: Agent, uid: str, proc: Proc) -> str:
                 return render(frames)
             for _ in range(LOOKS):
                 if slot.read().stacked >= start:
-                    break
+                    return slot.read_text(STACK).decode(errors="replace")
                 await asyncio.sleep(0.002)
-            return slot.read_text(STACK).decode(errors="replace") if slot.read().stacked >= start else ""
+            return ""
         finally:
             child.signal(signal.SIGSTOP)
+            slot.ask(False)
             await asyncio.sleep(HALTED_AGAIN)
 
 

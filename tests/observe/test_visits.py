@@ -21,7 +21,7 @@ from monarch_async.errors import ReadOnlyError, UsageError
 from monarch_async.observe.errors import JobError
 from monarch_async.observe.job import Job, attach
 from monarch_async.observe.listing import jobs
-from tests.hosts.workers import make_key, worker
+from tests.hosts.workers import ROOT, make_key, worker
 from tests.observe.zoo import SPINNING, Animal, Zoo
 
 
@@ -195,6 +195,32 @@ async def test_a_visitor_that_is_killed_leaves_nothing(zoo: Zoo, tmp_path: Path)
         while (await own.eval("animals[0]", look))[0].value != "0":
             await asyncio.sleep(0.2)
     assert [] == [link for link in await own.links() if link.peer == "visitor"]
+
+
+async def test_a_job_whose_program_is_stuck(state_home: Path) -> None:
+    """Its agent answers for it: what runs is listed as far as that knows it, soon, and the program is said not to answer."""
+    script = (
+        "import asyncio, sys, time\nsys.path.insert(0, sys.argv[1])\nfrom monarch_async import this_host, configure\n"
+        "from tests.observe.zoo import Animal\nasync def main():\n  configure(stop_timeout=0.3, job_name='blocked')\n"
+        "  await this_host().spawn_procs(name='cage').spawn('animal', Animal)\n  print(1, flush=True)\n  time.sleep(99)\nasyncio.run(main())"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, ROOT, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    await process.stdout.readline()
+    async with attach("blocked", patience=0.5) as job:
+        start = time.monotonic()
+        assert [("animal[0]", "ready", "cage[0]")] == [(row.actor, row.state, row.process) for row in await job.ps()]
+        (client,) = [row for row in await job.procs() if row.kind == "client"]
+        assert ("unreachable", process.pid) == (client.state, client.pid)
+        assert "does not answer" in client.why
+        assert "cage" in (await job.stack("animal[0]"))[0].process
+        assert time.monotonic() - start < 5
+    process.kill()
+    await process.wait()
+    path = jobs_folder() / f"{job.id}.json"
+    async with asyncio.timeout(10):
+        while path.exists():
+            await asyncio.sleep(0.02)
 
 
 async def test_two_jobs_are_told_apart(zoo: Zoo, state_home: Path) -> None:

@@ -202,7 +202,8 @@ async def test_a_job_whose_program_is_stuck(state_home: Path) -> None:
     script = (
         "import asyncio, sys, time\nsys.path.insert(0, sys.argv[1])\nfrom monarch_async import this_host, configure\n"
         "from tests.observe.zoo import Animal\nasync def main():\n  configure(stop_timeout=0.3, job_name='blocked')\n"
-        "  await this_host().spawn_procs(name='cage').spawn('animal', Animal)\n  print(1, flush=True)\n  time.sleep(99)\nasyncio.run(main())"
+        "  await this_host().spawn_procs(name='cage').spawn('animal', Animal)\n"
+        "  print(1, flush=True)\n  time.sleep(99)\nasyncio.run(main())"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, ROOT, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None

@@ -27,7 +27,7 @@ from tests.observe.zoo import SPINNING, Animal, Zoo
 
 def the_file() -> Path:
     """The only job's."""
-    (path,) = jobs_folder().glob("*.json")
+    (path,) = Path(jobs_folder()).glob("*.json")
     return path
 
 
@@ -45,7 +45,7 @@ def visitors(job: Job) -> int:
 async def test_a_job_has_a_file_while_it_lasts(zoo: Zoo) -> None:
     """That only its user can read, and which says how to reach it."""
     assert 0o600 == stat.S_IMODE(the_file().stat().st_mode)
-    assert 0o700 == stat.S_IMODE(jobs_folder().stat().st_mode)
+    assert 0o700 == stat.S_IMODE(os.stat(jobs_folder()).st_mode)
     (info,) = jobs()
     assert ("zoo", os.getpid(), "running", RELEASE) == (info.name, info.pid, info.state, info.version)
     file = JobFile.read(info.file)
@@ -218,7 +218,7 @@ async def test_a_job_whose_program_is_stuck(state_home: Path) -> None:
         assert time.monotonic() - start < 5
     process.kill()
     await process.wait()
-    path = jobs_folder() / f"{job.id}.json"
+    path = Path(jobs_folder()) / f"{job.id}.json"
     async with asyncio.timeout(10):
         while path.exists():
             await asyncio.sleep(0.02)

@@ -7,6 +7,7 @@ nobody has asked for `IDLE` seconds, and costs about 0.1 µs a message meanwhile
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import Any
 
 from monarch_async._core.framing import CALL
@@ -27,7 +28,7 @@ class _Counter:
         self._runtime = runtime
         self._links: set[Link] = set()
         self._deliver, self._post_local = runtime.deliver, runtime.post_local
-        self.counts: dict[int, int] = {}
+        self.counts: defaultdict[int, int] = defaultdict(int)
         self.asked = 0.0
         runtime.deliver = self._take  # type: ignore[method-assign]
         runtime.post_local = self._take_local  # type: ignore[method-assign]
@@ -57,17 +58,18 @@ class _Counter:
         counts = self.counts
         for fields in messages:
             if fields[0] == CALL:
-                key = fields[1]
-                counts[key] = counts.get(key, 0) + 1
+                counts[fields[1]] += 1
         self._deliver(link, messages, buffers)
 
     def _take_local(self, key: int, message: Message) -> None:
-        self.counts[key] = self.counts.get(key, 0) + 1
+        self.counts[key] += 1
         self._post_local(key, message)
 
 
 def counts(runtime: Runtime) -> tuple[float, list[tuple[Any, ...]], dict[int, int]]:
     """The time, the actors as `cells` lists them, and for each key how many messages have come since somebody began to ask."""
+    if not runtime.cells:
+        return time.monotonic(), [], {}
     counter: _Counter | None = runtime.parts.get("counter")
     if counter is None:
         counter = runtime.parts["counter"] = _Counter(runtime)

@@ -89,9 +89,11 @@ class JobFile(NamedTuple):
 
 
 def jobs_folder() -> str:
-    """Where this user's job files are."""
+    """Where this user's job files are. Raises `OSError` for a user without a home."""
     state = os.environ.get("XDG_STATE_HOME", "")
     base = state if os.path.isabs(state) else os.path.expanduser("~/.local/state")
+    if not os.path.isabs(base):
+        raise FileNotFoundError("there is no home folder: set XDG_STATE_HOME")
     return os.path.join(base, "monarch_async", "jobs")
 
 

@@ -43,7 +43,12 @@ def find_job(job: str = "") -> JobFile:
     if any(job in (file.name, file.id, str(file.pid)) for file in files):
         raise JobError(f"the job {job!r} has ended")
     there = ", ".join(sorted({file.name for file in alive}))
-    raise JobError(f"no job {job!r} runs; there are {there}" if job and there else f"no job runs here (looked in {jobs_folder()})")
+    if job and there:
+        raise JobError(f"no job {job!r} runs; there are {there}")
+    try:
+        raise JobError(f"no job runs here (looked in {jobs_folder()})")
+    except FileNotFoundError as error:
+        raise JobError(f"no job can be found: {error}") from None
 
 
 def _read(path: str) -> JobFile:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 
-from monarch_async._core.framing import CALL, DATA, LARGE
+from monarch_async._core.framing import CALL
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.chains import stand_of, story_of
 from monarch_async._runtime.context import Message, State, Waiter
@@ -69,7 +69,7 @@ def calls(runtime: Runtime) -> dict[str, list[tuple[Any, ...]]]:
     for link in runtime.links:
         peer = runtime.peer_of(link)
         pending = [entry for entry in link.pending.items() if entry[1][1].key != SERVICE]
-        names = _unacknowledged(link) if pending else {}
+        names = _undelivered(link) if pending else {}
         for request, (waiter, lane, _) in pending[: MOST_CALLS - len(made)]:
             who, blocks = _waits(waiter, handlers)
             age = ages.age(request, now) if ages is not None else 0.0
@@ -98,14 +98,13 @@ def _taken(runtime: Runtime, message: Message) -> tuple[Any, ...]:
     return str(cell.identity), message.endpoint, state, age, chain[-1][3] if chain else ""
 
 
-def _unacknowledged(link: Link) -> dict[int, str]:
+def _undelivered(link: Link) -> dict[int, str]:
     """The endpoints of calls that the other side has not acknowledged, by request: a process that is stuck acknowledges nothing."""
     found: dict[int, str] = {}
-    for _, kind, flags, header, _ in list(link.unacknowledged())[:MOST_FRAMES]:
-        if kind == DATA and not flags & LARGE:
-            for fields in msgpack.unpackb(header, strict_map_key=False):
-                if fields[0] == CALL:
-                    found[fields[3]] = fields[2]
+    for header in link.undelivered()[:MOST_FRAMES]:
+        for fields in msgpack.unpackb(header, strict_map_key=False):
+            if fields[0] == CALL:
+                found[fields[3]] = fields[2]
     return found
 
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from monarch_async._core.codec import dumps
-from monarch_async._runtime.behavior import CellState
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import SYNC, Message, current_cell, current_message
 from monarch_async._runtime.lane import Lane
@@ -98,8 +97,8 @@ class Membership(NamedTuple):
     def why_over(self) -> str:
         """Why this life is over, or ends; empty while it does not."""
         cell = self.cell
-        if cell.identity.incarnation != self.incarnation or cell.state is CellState.RESTARTING:
-            return "its life is over"
+        if cell.identity.incarnation != self.incarnation:
+            return "another life of it has begun"
         return cell.evidence.text if cell.evidence is not None else ""
 
     def where(self) -> list[str]:
@@ -119,10 +118,10 @@ class Membership(NamedTuple):
         task = message.task or cell.task
         return [*_awaited(task.get_coro())][::-1] if task is not None else []
 
-    def when_over(self, told: Callable[[], None]) -> None:
-        """Call `told` when this life has ended."""
+    def when_over(self, told: Callable[[str], None]) -> None:
+        """Call `told` with the reason when this life has ended."""
         over = self.runtime.loop.create_future()
-        over.add_done_callback(lambda _: told())
+        over.add_done_callback(lambda over: told(over.result()[1].text))
         self.cell.watchers += (over,)
 
     def other(self, rank: int, address: ProcAddress) -> ActorMesh:

@@ -68,6 +68,8 @@ class _Settings(NamedTuple):
     """How `RDMABuffer` copies, of `RDMA_BACKENDS`. One that is named is used, or fails where it can't be."""
     dead_letters: int = 1000
     """How many undeliverable messages are remembered."""
+    job_name: str = ""
+    """What the job is called where jobs are listed; by default after the program."""
 
 
 class Options(_Settings):

@@ -65,7 +65,8 @@ class RDMABuffer:
         message = current_message.get()
         cell: Cell | None = message.cell if message is not None else current_cell.get()
         key = on_loop(runtime, lambda: _halves_of(runtime)[0].register(found, cell))
-        self._ref = Ref(runtime.me, key, found.size, found.readonly, found.dtype, found.shape, backend or "auto")
+        shared = bool(found.size) and runtime.lending.pool.find(found.address, found.size) is not None
+        self._ref = Ref(runtime.me, key, found.size, found.readonly, found.dtype, found.shape, backend or "auto", shared)
 
     @property
     def size(self) -> int:
@@ -89,7 +90,7 @@ class RDMABuffer:
 
     @property
     def backend(self) -> str:
-        """What a copy from or to this process would be made by, as far as is known before one is made."""
+        """What `read_into` here would copy all of it by, as far as is known before that is done."""
         runtime = current_runtime()
         return on_loop(runtime, lambda: _halves_of(runtime)[1].backend_of(self._ref))
 

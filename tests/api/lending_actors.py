@@ -117,7 +117,7 @@ class Holder(Actor):
     async def numbers(self) -> tuple[int, int, int, int]:
         """Its process, blocks lent, blocks on lease, mappings."""
         lending = lending_here()
-        return os.getpid(), loans_here(), len(lending._leased), mapped_segments()
+        return os.getpid(), loans_here(), lending.borrowing.leases, mapped_segments()
 
     @endpoint
     async def collect(self) -> None:
@@ -126,7 +126,7 @@ class Holder(Actor):
     @endpoint
     async def lose_segments(self) -> None:
         """As if none had ever been introduced to this process."""
-        lending_here()._mappings.clear()
+        lending_here().borrowing._mappings.clear()
 
     @endpoint
     async def exhaust(self) -> int:

@@ -83,7 +83,7 @@ async def test_values_arrive(monarch_procs: MonarchProcs, caplog: pytest.LogCapt
         assert same(VALUES["large"], back)
     del back
     gc.collect()
-    await until(lambda: not loans_here() and not lending_here()._leased)
+    await until(lambda: not loans_here() and not lending_here().borrowing._leased)
     assert lending_here()._tenants
     assert lending_here().pool.allocated < 80 * MIB
     assert [] == caplog.records

@@ -40,7 +40,7 @@ async def test_a_view_outlives_all(failures: list[MeshFailure], size: int) -> No
         await holder.echo.call_one(None)
         pid, *_ = await holder.numbers.call_one()
         view = await holder.make_view.call_one(size)
-        assert lending_here()._leased
+        assert lending_here().borrowing._leased
         if end == "actor":
             await holder.stop()
         elif end == "process":
@@ -121,7 +121,7 @@ async def test_the_inbox_of_every_process_goes_with_it(failures: list[MeshFailur
     stopped, killed = this_host().spawn_procs(name="stopped"), this_host().spawn_procs(name="killed")
     first, second = stopped.spawn("first", Holder), killed.spawn("second", Holder)
     await asyncio.gather(first.echo.call_one(1), second.echo.call_one(1))
-    inbox = lending_here()._inbox
+    inbox = lending_here().borrowing.inbox
     assert inbox is not None
     folder = Path(inbox._path).parent
     inboxes = {path.name for path in folder.glob("inbox-*")}

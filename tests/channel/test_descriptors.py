@@ -31,8 +31,8 @@ class Pair:
     def __init__(self, folder: Path, key: bytes = KEY) -> None:
         self.found: dict[tuple[str, int], Mapping] = {}
         self.path = str(folder / "inbox-b")
-        self.sender = Inbox(str(folder / "inbox-a"), key, lambda owner, number, mapping: None)
-        self.receiver = Inbox(self.path, KEY, self._take)
+        self.sender = Inbox(str(folder / "inbox-a"), key, lambda owner, number, mapping: None, lambda giver, name, fds: None)
+        self.receiver = Inbox(self.path, KEY, self._take, lambda giver, name, fds: None)
         self.segment = Segment(1, SIZE)
         self.segment.write_fresh(0, b"content")
 
@@ -154,7 +154,7 @@ def test_an_inbox_cannot_be_made_twice(pair: Pair) -> None:
     """The first one stays as it is."""
     before = fds()
     with pytest.raises(OSError, match="Address already in use"):
-        Inbox(pair.path, KEY, lambda owner, number, mapping: None)
+        Inbox(pair.path, KEY, lambda owner, number, mapping: None, lambda giver, name, fds: None)
     assert before == fds()
     pair.send()
     pair.receiver.receive()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -397,3 +398,12 @@ def test_device_that_is_not_here() -> None:
     """A tensor from a device that this process lacks arrives on one that it has."""
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert expected == tensors._rebuild_tensor(None, torch.float32, 0, (0, 3), (3, 1), False, False, "cuda:99").device.type
+
+
+def test_a_sparse_tensor_is_not_kept() -> None:
+    """Torch keeps what it rebuilds until it is validated, which only `torch.load` does: here it must go with its last reference."""
+    arrived = round_trip(torch.eye(50).to_sparse())
+    gone = weakref.ref(arrived)
+    assert torch.equal(torch.eye(50), arrived.to_dense())
+    del arrived
+    assert gone() is None

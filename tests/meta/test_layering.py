@@ -38,16 +38,17 @@ LAYERS: dict[str, list[str]] = {
         """events lines binding stories views codec faults framing handshake session reader order intensity instructions supervision_states
         supervision""",
     ),
-    "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma fabric blocks descriptors"),
+    "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma fabric blocks descriptors gifts"),
     "L3": inside(
         "_runtime",
-        """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane
-        peer tree leases lending local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor
-        restarts retrying connect branch lives runtime current control service copying buffers direct ucx transfers broker fanout
-        health agent bootstrap attach worker client watchdog proc""",
+        """linux fdwire tasks pulse stacks config start jobfile loops history ages context answer thread child forked zygote
+        launcher outgoing link room lane peer tree leases borrowing lending local origin debt waits suspects behavior resumed life
+        cell chains roster absent output serving supervisor restarts retrying visiting inspecting connect branch lives runtime
+        current control service copying buffers direct ucx transfers broker fanout health agent bootstrap attach worker client
+        watchdog proc""",
     ),
     "L4": words(
-        """supervise ambient shared value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members
+        """supervise ambient shared peering value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members
         lifetime mesh watching exchange checkup processes procs_lifetime procs host supervisors workers info controllers lowlevel
         proc_entry"""
     ),
@@ -68,6 +69,7 @@ BELOW: dict[str, set[str]] = {
 
 MORE_BELOW: dict[str, set[str]] = {
     "testing": {"L1", "L2", "L3"},  # simulated transports, clocks and kits drive what is under test
+    "observe": {"L1", "L2", "L3"},  # what there is to see in a process is its runtime
 }
 
 SIBLINGS: dict[str, set[str]] = {"tensor": set(), "parallel": {"tensor"}, "testing": set(), "observe": set(), "jobs": set()}

@@ -13,7 +13,7 @@ import torch
 from monarch_async import concurrent_endpoint, context, endpoint
 from monarch_async.tensor import TensorActor
 
-__all__ = ["Member", "one_thread"]
+__all__ = ["Member", "OverGloo", "one_thread"]
 
 
 def one_thread() -> None:
@@ -45,3 +45,9 @@ class Member(TensorActor):
     @endpoint
     async def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class OverGloo(Member):
+    """One that does not use shared memory, as if the others were on other hosts."""
+
+    comm_backend = "gloo"

@@ -157,10 +157,10 @@ class Sharded(Actor):
         return point.rank, point.extent.nelements
 
     @endpoint
-    async def publish_rows(self, rows: int, columns: int, add: float = 0.0, slots: int = 3) -> StateDict:
+    async def publish_rows(self, rows: int, columns: int, add: float = 0.0, slots: int = 3, version: int | None = None) -> StateDict:
         """This rank's share of the rows."""
         rank, ranks = self.place()
         first, end = (rows * edge // ranks for edge in (rank, rank + 1))
         mine = global_tensor(rows, columns)[first:end] + add
         state: dict[str, Any] = {"w": TensorSlice(mine, (rows, columns), (first, 0)), "same": torch.full((3,), add)}
-        return await StateDict.publish(state, name="rows", slots=slots)
+        return await StateDict.publish(state, name="rows", slots=slots, version=version)

@@ -198,7 +198,7 @@ async def who_is_lost(member: Member) -> int | None:
 
 async def _training(member: Member) -> None:
     """Until the first bytes have moved."""
-    while "compress" not in member.state or not member.state["compress"].traffic.moved:  # noqa: ASYNC110 - a thread trains, and tells nobody
+    while "compress" not in member.state or not member.state["compress"].traffic.moved:
         await asyncio.sleep(0.01)
 
 

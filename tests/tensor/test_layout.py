@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from monarch_async.tensor.layout import Box, count_runs, cover, overlap, runs, shard_box, span, whole, without
+
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""The machine may be busy with other things."""
 
 
 @st.composite
@@ -41,6 +44,7 @@ def counted(shape: tuple[int, ...], parts: Sequence[Box]) -> Any:
     return count
 
 
+@patient
 @given(shape_and_boxes(6))
 def test_cover_takes_every_element_once(given_: tuple[tuple[int, ...], list[Box]]) -> None:
     """What is taken and what is missing are the wanted box, each element once; what is taken lies in its source, the first that has it."""
@@ -55,6 +59,7 @@ def test_cover_takes_every_element_once(given_: tuple[tuple[int, ...], list[Box]
         assert not (counted(shape, sources[:index]) * counted(shape, [part])).any()
 
 
+@patient
 @given(shape_and_boxes(2))
 def test_without_is_the_rest(given_: tuple[tuple[int, ...], list[Box]]) -> None:
     """A box without a part of it, and the part, are the box; the pieces are few and none is empty."""
@@ -68,6 +73,7 @@ def test_without_is_the_rest(given_: tuple[tuple[int, ...], list[Box]]) -> None:
     assert all(box.elements for box in rest)
 
 
+@patient
 @given(shape_and_boxes(2))
 def test_runs_move_the_part(given_: tuple[tuple[int, ...], list[Box]]) -> None:
     """Copied run by run between two memories, the part arrives, and nothing else is touched."""
@@ -126,6 +132,7 @@ class Mesh:
         return self.coordinate[axis]
 
 
+@patient
 @given(st.data())
 def test_shards_are_those_of_dtensor(data: st.DataObject) -> None:
     """On any mesh the ranks' boxes are what torch says, also where the sizes don't divide; and together they are the tensor."""

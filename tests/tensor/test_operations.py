@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from monarch_async import ProcMesh
 from tests.tensor import work
-from tests.tensor.members import Member
+from tests.tensor.members import Member, OverGloo
 
 Spawn = Callable[..., tuple[ProcMesh, Any]]
 
 
-async def test_every_operation(spawn: Spawn) -> None:
+@pytest.mark.parametrize("kind", [Member, OverGloo])
+async def test_every_operation(spawn: Spawn, kind: type[Member]) -> None:
     """Reductions, movements, even and uneven, empty, single numbers, strided; of the whole mesh, along its dimensions and of a subset."""
-    _, members = spawn({"dp": 2, "tp": 2})
+    _, members = spawn({"dp": 2, "tp": 2}, kind=kind)
     assert {0} == set((await members.run.call(epoch)).values())
     assert 1 == len(set((await members.run.call(work.reductions, "all")).values()))
     assert 1 == len(set((await members.run.call(work.movements, "all")).values()))

@@ -373,6 +373,13 @@ async def test_ranks_that_are_not_at_the_same_version() -> None:
     assert await behind
     await two.publish_rows.call_one(4, 3, 200.0)
     assert await pulled(3)
+    waiting = handle.pull(newer_than=3)
+    await one.publish_rows.call_one(4, 3, 300.0, version=10)
+    await two.publish_rows.call_one(4, 3, 300.0, version=9)
+    assert await pulled(3)
+    assert not waiting.done()
+    await two.publish_rows.call_one(4, 3, 300.0, version=10)
+    assert 10 == (await waiting).version
 
 
 async def test_in_one_process() -> None:

@@ -143,27 +143,30 @@ def _place(storage: torch.UntypedStorage, start: int, end: int, pack: bool) -> _
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     import torch
 
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type not in ("cpu", "cuda"):
-        return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return, no-untyped-call]
-    data = tensor.detach()
+    if not (tensor.is_cpu or tensor.is_cuda) or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        reduced: tuple[Any, ...] = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+        return reduced if tensor.layout is torch.strided else (_rebuild_sparse, reduced[:2], *reduced[2:])
+    grad = tensor.requires_grad
+    data = tensor.detach() if grad else tensor
     if data.is_conj() or data.is_neg():
         data = data.resolve_conj().resolve_neg()
     block, offset = None, 0
-    if data.numel():
+    dense = data.is_contiguous()
+    if count := data.numel():
         size = data.element_size()
         start = int(data.storage_offset()) * size
         # Strides are never negative, so the last element is the farthest.
-        span = (1 + sum((n - 1) * stride for n, stride in zip(data.shape, data.stride(), strict=True))) * size
-        block = _place(data.untyped_storage(), start, start + span, pack=2 * data.numel() * size <= span)
+        span = count if dense else 1 + sum((n - 1) * stride for n, stride in zip(data.shape, data.stride(), strict=True))
+        block = _place(data.untyped_storage(), start, start + span * size, pack=2 * count <= span)
         if block.packed:
-            data = _pack(data)
-            block, start = _Block(data.untyped_storage(), 0, data.numel() * size), 0
+            data, dense = _pack(data), True
+            block, start = _Block(data.untyped_storage(), 0, count * size), 0
         offset = (start - block.base) // size
-    grad = tensor.requires_grad and tensor.is_leaf
+    parts: tuple[Any, ...] = (block, data.dtype, offset, tuple(data.shape))
     parameter = type(tensor) is torch.nn.Parameter
-    parts: tuple[Any, ...] = (block, data.dtype, offset, tuple(data.shape), data.stride(), grad, parameter)
-    if block is None and data.is_cuda:
-        parts += (str(data.device),)
+    device = str(data.device) if block is None and data.is_cuda else ""
+    if grad or parameter or device or not dense:  # most are neither, and every part costs
+        parts += (None if dense else data.stride(), grad and tensor.is_leaf, parameter, device)
     attributes = tensor.__dict__
     # As state with its own setter: an attribute may refer back to the tensor.
     return (_rebuild_tensor, parts, attributes, None, None, _set_attributes) if attributes else (_rebuild_tensor, parts)
@@ -224,22 +227,38 @@ def _rebuild_tensor(
     dtype: torch.dtype,
     offset: int,
     sizes: tuple[int, ...],
-    strides: tuple[int, ...],
-    grad: bool,
-    parameter: bool,
+    strides: tuple[int, ...] | None = None,
+    grad: bool = False,
+    parameter: bool = False,
     device: str = "",
 ) -> torch.Tensor:
+    """Without `strides` it is contiguous."""
     import torch
 
-    place = storage.device if storage is not None else _local_device(device) if device else torch.device("cpu")
+    place: Any = "cpu"
+    if device or (storage is not None and storage.is_cuda):
+        place = _local_device(device) if storage is None else storage.device
     if dtype is torch.complex32:  # making one warns that it is experimental; a view doesn't
         tensor = torch.empty(0, dtype=torch.uint8, device=place).view(dtype)
     else:
         tensor = torch.empty(0, dtype=dtype, device=place)
-    tensor = tensor.as_strided(sizes, strides) if storage is None else tensor.set_(storage, offset, sizes, strides)
+    if storage is None:
+        tensor = tensor.view(sizes) if strides is None else tensor.as_strided(sizes, strides)
+    elif strides is None:
+        tensor = tensor.set_(storage, offset, sizes)  # type: ignore[call-overload]
+    else:
+        tensor = tensor.set_(storage, offset, sizes, strides)
     if parameter:
         return torch.nn.Parameter(tensor, grad)
     return tensor.requires_grad_() if grad else tensor
+
+
+def _rebuild_sparse(rebuild: Callable[..., Any], parts: tuple[Any, ...]) -> Any:
+    import torch
+
+    tensor = rebuild(*parts)
+    torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]  # until then torch keeps what it rebuilds in a list
+    return tensor
 
 
 def _rebuild_untyped(storage: torch.UntypedStorage | None) -> torch.UntypedStorage:

@@ -3,7 +3,7 @@
 Rules:
 
 * Memory that is registered is held until it is dropped, the life of the actor that registered it is over, or the runtime closes.
-* Another process of this host that is lent a registration accesses the memory by itself (`leases`), and does not ask again. So it is
+* Another process of this host that is lent a registration accesses the memory by itself (`direct`), and does not ask again. So it is
   told when the registration is dropped, and the memory is let go only when it has answered that it has done with it, or has ended.
 * Beside the memory lies a cookie, random bytes which the borrower knows. They are wiped before anything else of a drop, so that who
   finds them whole, behind what it has read or before it writes, has the right memory of the right process.

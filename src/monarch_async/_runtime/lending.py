@@ -11,12 +11,9 @@ Rules:
   link has ended, or its actors have, does not matter.
 * A segment is introduced to a process, by its inbox (`descriptors`), before the first message that names it, and told to be RETIRED when
   it is gone. Where that went wrong the receiver says so when it misses the segment (UNSEEN), and it is introduced again.
-* What arrives may be written to; nobody else sees that. Two views in one process never are of the same pages: if a block comes once more
-  while the last lease of it is not over, what its owner wrote is copied.
 * Where no shared memory can be had, or a segment not be introduced, a message takes the socket, and the first time this is logged.
-  Whatever goes wrong at the receiver fails that one message, with a `DecodeError`.
 * A link that was never connected lends nothing: what is sent over it may yet be for another process (`Peer.hand_on`).
-* While this process is forked, a child may go on looking at what is on lease here, so that is never returned.
+* The receiver's half is `borrowing`.
 """
 
 from __future__ import annotations
@@ -24,59 +21,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import os
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from monarch_async._channel.blocks import Block, SegmentPool, physical_memory
-from monarch_async._channel.descriptors import Inbox
-from monarch_async._channel.pool import allocate
-from monarch_async._channel.segment import SUPPORTED, Mapping, address_of
+from monarch_async._channel.descriptors import Inbox, inbox_path
+from monarch_async._channel.segment import address_of
 from monarch_async._core.codec import Buffers
-from monarch_async._core.framing import BODY_FIELD, LENT, MAX_ITEMS, RETIRED, RETURNED, UNSEEN, bulk_layout, pack_message
-from monarch_async._runtime.leases import Lease, undecodable
+from monarch_async._core.framing import BODY_FIELD, LENT, RETIRED, RETURNED, UNSEEN, bulk_layout, pack_message
+from monarch_async._runtime.borrowing import Borrower, Borrowing
 from monarch_async._runtime.link import INLINE, Link
 from monarch_async._runtime.outgoing import MAX_SMALL
 from monarch_async._runtime.peer import Peer
-from monarch_async._runtime.tree import Handle
-from monarch_async.errors import ChannelError
-from monarch_async.ids import ProcAddress
-from monarch_async.options import Options
 
-__all__ = ["THRESHOLD", "Lending", "inbox_path"]
+__all__ = ["THRESHOLD", "Lending"]
 
 THRESHOLD = 1 << 16
 """Messages with fewer bytes of body and buffers take the socket."""
 AGE = 5.0
 """Every so many seconds it is looked which unused blocks have not been used for as long."""
-
-
-class Borrower(Protocol):
-    """What this needs of its runtime."""
-
-    loop: asyncio.AbstractEventLoop
-    me: ProcAddress
-    key: bytes
-    options: Options
-    log: logging.Logger
-    thread: int
-    peers: dict[str, Peer]
-    kinds: dict[int, Handle]
-    closing: bool
-    on_peer_gone: list[Callable[[Peer], None]]
-
-    def peer_of(self, link: Link) -> Peer: ...
-
-    def deliver(self, link: Link, messages: list[list[Any]], buffers: list[memoryview] | None) -> None:
-        """Messages that have come over a link."""
-
-
-def inbox_path(address: ProcAddress, uid: str) -> str:
-    """Where the inbox of process `uid` is, on the host of `address`."""
-    return os.path.join(os.path.dirname(address.unix), f"inbox-{uid}")
 
 
 class _Tenant:
@@ -94,54 +58,33 @@ class Lending:
 
     def __init__(self, runtime: Borrower) -> None:
         self._runtime = runtime
+        self.borrowing = Borrowing(runtime)
         self.pool = SegmentPool(min(runtime.options.segment_bytes, physical_memory() // 2))
         self._tenants: dict[str, _Tenant] = {}  # by uid
         self._numbers = itertools.count(1)
-        self._mappings: dict[tuple[str, int], Mapping] = {}  # by owner and number of the segment
-        self._leased: set[tuple[str, int, int]] = set()  # owner, segment and offset of the blocks with a lease
-        self._over: deque[Lease] = deque()  # leases that have ended and are not returned yet
-        self._giving_back = False  # it is scheduled
         self._aging: asyncio.TimerHandle | None = None
         self._warned = False
         self._closed = False
-        self._inbox: Inbox | None = None
-        runtime.kinds.update({LENT: self._lent, RETURNED: self._returned, RETIRED: self._retired, UNSEEN: self._unseen})
+        runtime.kinds.update({RETURNED: self._returned, UNSEEN: self._unseen})
         runtime.on_peer_gone.append(self._peer_gone)
-        if SUPPORTED and runtime.me.unix:
-            self._open_inbox()
-
-    def _open_inbox(self) -> None:
-        runtime = self._runtime
-        try:
-            self._inbox = Inbox(inbox_path(runtime.me, runtime.me.uid), runtime.key, self._introduced)
-        except OSError as error:
-            runtime.log.warning("this process shares no memory with others, all it gets comes by sockets: %s", error)
-            return
-        runtime.loop.add_reader(self._inbox.fileno(), self._receive)
 
     def close(self) -> None:
         """Lend and borrow nothing more. What is on lease here stays readable, and what is on lease elsewhere too."""
-        if self._inbox is not None and not self._runtime.loop.is_closed():
-            self._runtime.loop.remove_reader(self._inbox.fileno())
-        self.abandon()
+        self._closed = True
+        self.borrowing.close()
         if self._aging is not None:
             self._aging.cancel()
         self.pool.close()  # first, so that it does not take what is lent for unused
         self._tenants.clear()
-        self._mappings.clear()
 
     def abandon(self) -> None:
         """The loop is gone, or about to be."""
         self._closed = True
-        if self._inbox is not None:
-            self._inbox.close()
-            self._inbox = None
-
-    # Lending.
+        self.borrowing.abandon()
 
     def offer(self, peer: Peer, link: Link) -> None:
         """From now on what is sent over `link` to a process of this host may be lent."""
-        if self._inbox is not None and peer.address.host == self._runtime.me.host:
+        if self.borrowing.inbox is not None and peer.address.host == self._runtime.me.host:
             link.lend = lambda message, body, buffers: self._lend(link, message, body, buffers)
 
     def place(self, body: bytes, buffers: Buffers) -> bool:
@@ -149,17 +92,17 @@ class Lending:
 
         In any thread.
         """
-        if self._inbox is None or not _rides(body, buffers):
+        if self.borrowing.inbox is None or not _rides(body, buffers):
             return False
         placed = self._placed(body, buffers)
         if isinstance(placed, str):
             return False
-        for index, (block, offset, size) in enumerate(placed[1:] if _whole(body) else placed):
+        for index, (block, offset, size) in enumerate(placed[1:] if len(body) > INLINE else placed):
             buffers[index] = block.view()[offset : offset + size]
         return True
 
     def _lend(self, link: Link, message: list[Any], body: bytes, buffers: Sequence[memoryview]) -> bytes | None:
-        inbox = self._inbox
+        inbox = self.borrowing.inbox
         if inbox is None or not link.connections or not _rides(body, buffers):
             return None
         placed = self._placed(body, buffers)
@@ -179,7 +122,7 @@ class Lending:
             self._warn(f"{peer.address} can't be given a descriptor now: {error.strerror or error}")
             return None
         numbered = {next(self._numbers): block for block in loans}
-        whole = _whole(body)
+        whole = len(body) > INLINE
         if not whole:
             message[BODY_FIELD[message[0]]] = body
         told = [(number, block.segment.number, block.offset, block.size) for number, block in numbered.items()]
@@ -198,7 +141,7 @@ class Lending:
             placed: list[tuple[Block, int, int]] = buffers.placed
             return placed
         pool = self.pool
-        parts: list[bytes | memoryview] = [body, *buffers] if _whole(body) else [*buffers]
+        parts: list[bytes | memoryview] = [body, *buffers] if len(body) > INLINE else [*buffers]
         found: list[tuple[Block, int, int] | None] = [None] * len(parts)
         if pool.shares:
             for index, part in enumerate(parts):
@@ -278,115 +221,10 @@ class Lending:
         if pool.allocated:
             self._start_aging()
 
-    # Borrowing.
-
-    def _receive(self) -> None:
-        assert self._inbox is not None
-        try:
-            self._inbox.receive()
-        except OSError as error:
-            self._runtime.log.warning("shared memory of another process can't be used: %s", error)
-
-    def _introduced(self, owner: str, number: int, mapping: Mapping) -> None:
-        self._mappings[owner, number] = mapping
-
-    def _lent(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
-        """A message has come whose bytes are in shared memory."""
-        _, message, loans, places, whole = fields
-        owner = self._runtime.peer_of(link).address.uid
-        try:
-            blocks = [self._borrow(owner, *loan) for loan in loans]
-        except (OSError, MemoryError, ChannelError) as error:
-            self._return(link, [loan[0] for loan in loans])
-            unseen = {loan[1] for loan in loans if (owner, loan[1]) not in self._mappings}
-            if unseen:
-                link.send_control(pack_message((UNSEEN, sorted(unseen))))
-            message[BODY_FIELD[message[0]]] = undecodable(f"its bytes are in shared memory that this process could not get at: {error}")
-            self._runtime.deliver(link, [message], None)
-            return
-        views = [blocks[index][start : start + size] for index, start, size in places]
-        if whole:
-            message[BODY_FIELD[message[0]]] = views.pop(0)
-        self._runtime.deliver(link, [message], Buffers(views))
-
-    def _borrow(self, owner: str, number: int, segment: int, offset: int, size: int) -> memoryview:
-        """A view of a block that is lent to this process."""
-        mapping = self._mappings.get((owner, segment))
-        if mapping is None:
-            why = "it was never introduced"
-            try:
-                if self._inbox is not None:
-                    self._inbox.receive()
-            except OSError as error:
-                why = str(error)
-            mapping = self._mappings.get((owner, segment))
-            if mapping is None:
-                raise ChannelError(f"segment {segment} of {owner} is not known: {why}")
-        if offset + size > mapping.size:
-            raise ChannelError(f"segment {segment} of {owner} has {mapping.size} bytes, {size} from {offset} on are not among them")
-        if (owner, segment, offset) in self._leased:
-            copy = allocate(size)
-            mapping.copy_original(offset, copy)
-            self._give_back(owner, [number])
-            return copy
-        self._leased.add((owner, segment, offset))
-        return Lease(self._lease_over, owner, number, segment, offset, size, mapping).view()
-
-    def _lease_over(self, lease: Lease) -> None:
-        """In any thread, and in the middle of anything."""
-        if self._closed:
-            return
-        self._over.append(lease)
-        if not self._giving_back:
-            self._giving_back = True
-            runtime = self._runtime
-            # From the loop's own thread without a wake-up, which costs as much as all the rest.
-            schedule = runtime.loop.call_soon if threading.get_ident() == runtime.thread else runtime.loop.call_soon_threadsafe
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-                schedule(self._give_back_all)
-
-    def _give_back_all(self) -> None:
-        self._giving_back = False
-        ended: dict[str, list[int]] = {}
-        while self._over:
-            lease = self._over.popleft()
-            ended.setdefault(lease.owner, []).append(lease.number)
-            try:
-                lease.mapping.renew(lease.offset, lease.size)
-            except OSError as error:  # as of locked memory: it counts as on lease for ever, so what comes there is copied
-                self._runtime.log.warning("%s; what comes in its place is copied", error)
-            else:
-                self._leased.discard((lease.owner, lease.segment, lease.offset))
-        for owner, numbers in ended.items():
-            self._give_back(owner, numbers)
-
-    def _give_back(self, owner: str, numbers: list[int]) -> None:
-        peer = self._runtime.peers.get(owner)
-        link = peer.connect() if peer is not None else None
-        if link is not None:
-            self._return(link, numbers)
-
-    def _return(self, link: Link, numbers: list[int]) -> None:
-        for start in range(0, len(numbers), MAX_ITEMS):
-            link.send_control(pack_message((RETURNED, numbers[start : start + MAX_ITEMS])))
-
-    def _retired(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
-        owner = self._runtime.peer_of(link).address.uid
-        for number in fields[1]:
-            self._mappings.pop((owner, number), None)
-
     def _peer_gone(self, peer: Peer) -> None:
-        uid = peer.address.uid
-        self._tenants.pop(uid, None)
-        for key in [key for key in self._mappings if key[0] == uid]:
-            del self._mappings[key]
-
-
-def _whole(body: bytes) -> bool:
-    """Whether a body is large enough to be lent too, and not to stand in the message."""
-    return len(body) > INLINE
+        self._tenants.pop(peer.address.uid, None)
 
 
 def _rides(body: bytes, buffers: Sequence[memoryview]) -> bool:
     size = sum(view.nbytes for view in buffers)
-    return (size + len(body) if _whole(body) else size) >= THRESHOLD
+    return (size + len(body) if len(body) > INLINE else size) >= THRESHOLD

@@ -67,6 +67,15 @@ class Link(Outgoing):
         """The last frame that has come in."""
         return self._inbound.received
 
+    @property
+    def last_sent(self) -> int:
+        """The last frame that has been numbered."""
+        return self._outbound.sequence
+
+    def take_by(self, deliver: Callable[[Link, list[list[Any]], list[memoryview] | None], None]) -> None:
+        """From now on what comes in goes there."""
+        self._deliver = deliver
+
     # Connections.
 
     def attach(self, connection: Connection, peer_received: int, seals: tuple[Seal, Seal] | None) -> None:

@@ -174,6 +174,11 @@ class Outgoing:
         """Bytes that are written and not acknowledged, or wait to be written."""
         return self._outbound.pending_bytes + self._batch_bytes + self._waiting
 
+    def undelivered(self) -> list[bytes]:
+        """The small messages of which the peer has not said that it has them, each item a packed array of some."""
+        sent = [header for _, kind, flags, header, _ in self._outbound.pending if kind == DATA and not flags & LARGE]
+        return [*sent, *self._headers, *([join_messages(self._batch)] if self._batch else ())]
+
     @property
     def idle(self) -> bool:
         """Whether everything sent has been acknowledged."""

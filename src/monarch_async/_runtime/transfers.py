@@ -7,15 +7,16 @@ before a byte is written, and then run, all of them at the same time.
 backend    between                    how
 =========  =========================  ==========================================================================================
 local      one process                a copy in threads
-cma        processes of one host      ``process_vm_readv``, ``process_vm_writev`` in threads; the owner is asked once (`leases`)
-segment    the same                   messages whose bytes travel in shared memory, where the system has some
-ucx        any, if asked for          UCX moves the bytes between two processes that both have it (`ucx`)
+cma        processes of one host      ``process_vm_readv``, ``process_vm_writev`` in threads; the owner is asked once (`direct`)
+segment    the same                   messages whose bytes travel in shared memory, where the system has some; what lies there is read as
+it lies ucx        any, if asked for          UCX moves the bytes between two processes that both have it (`ucx`)
 tcp        any                        messages, a few at a time, so that others pass between them
 =========  =========================  ==========================================================================================
 
 Rules:
 
-* With ``auto`` the first that can is used. A backend that can't be used between two processes is not tried there again. One that is asked
+* With ``auto`` the first that can is used; but to read much of memory that is shared (`shared_empty`), ``segment``, since the kernel's
+  copies cost more than plain ones. A backend that can't be used between two processes is not tried there again. One that is asked
   for by name is used or fails.
 * When one group fails, the others are stopped, and have come to rest when the error is raised.
 * What comes of a copy that was cancelled or has failed halfway is a part of it. A `WINDOW` of bytes that messages carry may still arrive.
@@ -32,6 +33,7 @@ from typing import Any, NamedTuple, Protocol
 
 from monarch_async._channel.cma import MAX_PIECES, Piece, move
 from monarch_async._channel.memory import Memory, view_of
+from monarch_async._channel.segment import address_of
 from monarch_async._runtime.buffers import Buffers
 from monarch_async._runtime.copying import INLINE_COPY, SLICE, Copier, slices
 from monarch_async._runtime.direct import Leases, Unusable
@@ -61,6 +63,7 @@ class Ref(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     backend: str
+    shared: bool  # others of its host can see it as it lies
 
     def __str__(self) -> str:
         return f"buffer {self.key:016x} of {self.owner} ({self.size} bytes)"
@@ -105,7 +108,7 @@ class Transfers:
         self._backends: dict[str, Backend] = {
             "local": _Local(buffers, copier),
             "cma": self._leases,
-            "segment": _Messages(runtime, "segment"),
+            "segment": _Shared(runtime, copier),
             "ucx": self._ucx,
             "tcp": _Messages(runtime, "tcp"),
         }
@@ -117,11 +120,11 @@ class Transfers:
         return {"buffer_revoke": self._leases.revoke, **self._ucx.table}
 
     def backend_of(self, ref: Ref) -> str:
-        """What a copy would be made by, as far as is known."""
-        return next(self._candidates(ref))
+        """What all of it would be read by, as far as is known."""
+        return next(self._candidates(ref, looks=ref.size > INLINE_COPY))
 
-    def _candidates(self, ref: Ref) -> Iterator[str]:
-        """In the order in which they are to be tried."""
+    def _candidates(self, ref: Ref, *, looks: bool) -> Iterator[str]:
+        """In the order in which they are to be tried. It `looks` if so much is read that to see the memory itself is best."""
         me = self._runtime.me
         wanted = ref.backend if ref.backend != "auto" else self._runtime.options.rdma_backend
         if wanted != "auto":
@@ -129,6 +132,8 @@ class Transfers:
         elif ref.owner.uid == me.uid:
             yield "local"
         elif ref.owner.host == me.host:
+            if looks and ref.shared:
+                yield "segment"
             if ref.owner.uid not in self._leases.refused:
                 yield "cma"
             yield "segment"
@@ -140,7 +145,7 @@ class Transfers:
         if not 0 < len(jobs) <= FEW or sum(job.size for job in jobs) > INLINE_COPY:
             return False
         owner = jobs[0].ref.owner
-        if any(job.ref.owner.uid != owner.uid or self.backend_of(job.ref) != "cma" for job in jobs):
+        if any(job.ref.owner.uid != owner.uid or next(self._candidates(job.ref, looks=False)) != "cma" for job in jobs):
             return False
         return self._leases.copy_now(owner, jobs)
 
@@ -148,7 +153,8 @@ class Transfers:
         """Do all of them, or raise what went wrong with the first that failed."""
         groups: dict[tuple[str, str], list[Job]] = {}
         for job in jobs:
-            groups.setdefault((job.ref.owner.uid, self.backend_of(job.ref)), []).append(job)
+            name = next(self._candidates(job.ref, looks=_looks(job)))
+            groups.setdefault((job.ref.owner.uid, name), []).append(job)
         opened = [await self._open(group, len(groups) == 1) for group in groups.values()]
         if len(opened) == 1:
             await opened[0]()
@@ -158,7 +164,7 @@ class Transfers:
     async def _open(self, jobs: Sequence[Job], alone: bool) -> Run:
         ref = jobs[0].ref
         named = any(name != "auto" for name in (ref.backend, self._runtime.options.rdma_backend))
-        for name in self._candidates(ref):
+        for name in self._candidates(ref, looks=_looks(jobs[0])):
             try:
                 check_reach(name, ref.owner, self._runtime.me)
                 run = await _explained(name, jobs, self._backends[name].open(ref.owner, jobs, alone))
@@ -175,6 +181,10 @@ class Transfers:
         finally:
             self._copier.close()
             self._ucx.close()
+
+
+def _looks(job: Job) -> bool:
+    return not job.write and job.size > INLINE_COPY
 
 
 def check_reach(name: str, owner: ProcAddress, me: ProcAddress) -> None:
@@ -289,6 +299,26 @@ class _Messages:
         if write:
             return ask(self._runtime, owner, "buffer_write", parts, [pickle.PickleBuffer(view) for view in views]), []
         return ask(self._runtime, owner, "buffer_read", parts), views
+
+
+class _Shared(_Messages):
+    """The same through shared memory. What lies there already is not copied by the owner: it is seen, and copied, here."""
+
+    def __init__(self, runtime: Runtime, copier: Copier) -> None:
+        super().__init__(runtime, "segment")
+        self._copier = copier
+
+    async def open(self, owner: ProcAddress, jobs: Sequence[Job], alone: bool) -> Run:
+        if not all(job.ref.shared and _looks(job) for job in jobs):
+            return await super().open(owner, jobs, alone)
+        views: list[memoryview] = await ask(self._runtime, owner, "buffer_read", [(job.ref.key, job.offset, job.size) for job in jobs])
+
+        async def run() -> None:
+            pieces = [(job.memory.address, address_of(view), job.size) for job, view in zip(jobs, views, strict=True)]
+            await self._copier.run(move, list(slices(pieces, SLICE, MAX_PIECES)), 2)
+            views.clear()
+
+        return run
 
 
 _Piece = tuple[Job, int, int]

@@ -25,8 +25,10 @@ from types import FrameType
 
 import msgpack
 
+from monarch_async._runtime.ages import Ages
 from monarch_async._runtime.behavior import CellState
 from monarch_async._runtime.cell import Cell
+from monarch_async._runtime.chains import story_of
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.pulse import NOW, STACK, Pulse, Slot
 from monarch_async._runtime.roster import Roster
@@ -59,10 +61,15 @@ class Watchdog:
         self._changed = time.monotonic()
         self._busy = False
         self._began: dict[Message, float] = {}  # the handlers that run, and when each was first seen
+        self.ages = Ages(runtime.requests)
         self._stacked = 0.0  # when the stack was written
         self._now: tuple[str, str, str] = "", "", ""  # what the slot says
         self._roster = Roster(slot, runtime.cells)
         runtime.on_cell_added.append(self._roster.add)
+
+    def began(self, message: Message) -> float | None:
+        """When the handler of a message was first seen to run, by `time.monotonic`; `None` for one that has not been."""
+        return self._began.get(message)
 
     def start(self) -> None:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -76,6 +83,9 @@ class Watchdog:
             frame = sys._current_frames().get(self._main)
             idle = frame is not None and frame.f_code in _IDLE
             self._looks += 1
+            if slot.asked:
+                self._write_handlers(now)
+                quiet = False
             if quiet and idle and self._looks % ASK_ANYWAY and not runtime.busy:
                 self._last = now
                 slot.beat(now)  # nothing else is to be told, and each instruction costs when caches are cold
@@ -94,6 +104,7 @@ class Watchdog:
             self._ask(now if idle else self._last + PACE / 2)  # it came to where it is now after the last look, however late this one is
         self._last = now
         self._see_handlers(now)
+        self.ages.look(now)
         if self._roster.is_outdated():
             self._post(self._roster.renew)
         held = self._held
@@ -153,6 +164,14 @@ class Watchdog:
             self._now = actor, endpoint, task
             texts = [part.encode(errors="replace")[:120].decode(errors="ignore") for part in self._now]
             self._slot.write_text(NOW, msgpack.packb(texts))
+
+    def _write_handlers(self, now: float) -> None:
+        self._see_handlers(now)
+        self._stacked = now
+        stories = [story_of(message.cell, message, now - began) for message, began in self._began.items()]
+        self._slot.write_text(STACK, "\n".join(stories).encode(errors="replace"))
+        pulse = self._slot.read()
+        self._slot.write(pulse._replace(stacked=now))
 
     def _write_stack(self, frame: FrameType | None, now: float) -> None:
         self._stacked = now

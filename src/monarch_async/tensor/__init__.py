@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from monarch_async.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerLost
     from monarch_async.tensor.actor import TensorActor, communicator
     from monarch_async.tensor.backend import Backend, Running
-    from monarch_async.tensor.communicator import Communicator
+    from monarch_async.tensor.comm import Communicator
     from monarch_async.tensor.compression import BF16, FP8, FP16, Compression, PowerSGD, Traffic, ddp_hook
     from monarch_async.tensor.ledger import LedgerEntry
     from monarch_async.tensor.state_dict import Published, StateDict
@@ -56,7 +56,7 @@ _HOMES = {
     "errors": ("CollectiveError", "CollectiveMismatch", "CollectiveTimeout", "PeerLost"),
     "tensor.actor": ("TensorActor", "communicator"),
     "tensor.backend": ("Backend", "Running"),
-    "tensor.communicator": ("Communicator",),
+    "tensor.comm": ("Communicator",),
     "tensor.compression": ("BF16", "FP16", "FP8", "Compression", "PowerSGD", "Traffic", "ddp_hook"),
     "tensor.ledger": ("LedgerEntry",),
     "tensor.state_dict": ("Published", "StateDict"),

@@ -8,7 +8,7 @@ from monarch_async.actor import Actor
 from monarch_async.errors import UsageError
 from monarch_async.exchange import this_membership
 from monarch_async.mesh import ActorMesh
-from monarch_async.tensor.communicator import DEFAULT_TIMEOUT, Communicator, own_communicator
+from monarch_async.tensor.comm import DEFAULT_TIMEOUT, Communicator, own_communicator
 from monarch_async.tensor.group import Check
 
 __all__ = ["TensorActor", "communicator"]
@@ -19,14 +19,15 @@ class TensorActor(Actor):
 
     The group of the whole mesh begins to form when the actor is constructed. A subclass may set, for all of its groups:
 
-    * `comm_backend`: ``"gloo"`` for tensors in host memory, ``"nccl"`` for those on CUDA devices;
+    * `comm_backend`: ``"nccl"`` for tensors on CUDA devices; for those in host memory ``"shm"``, where all members are on one host,
+      or ``"gloo"``; ``"auto"`` is the first of these two that can be;
     * `comm_timeout`: seconds that an operation may take;
     * `comm_check`: whether shapes are compared before anything moves: ``"always"``, ``"first"`` (until the same operation with the same
       shapes was agreed on once) or ``"never"``. That all call the same operation is looked at always. Where gloo is given sizes that
       differ it ends the process.
     """
 
-    comm_backend: ClassVar[str] = "gloo"
+    comm_backend: ClassVar[str] = "auto"
     comm_timeout: ClassVar[float] = DEFAULT_TIMEOUT
     comm_check: ClassVar[Check] = "always"
 
@@ -46,7 +47,7 @@ class TensorActor(Actor):
 
 
 async def communicator(
-    mesh: Any = None, *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT, check: Check = "always"
+    mesh: Any = None, *, backend: str = "auto", timeout: float = DEFAULT_TIMEOUT, check: Check = "always"
 ) -> Communicator:
     """The same for an actor of any class, called in all members: the group of its mesh, or of a slice of that which the actor is in.
 

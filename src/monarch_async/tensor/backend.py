@@ -7,7 +7,7 @@ Rules:
 * An operation is started in the caller's thread, which must not wait, in the same order on all members; `Running` tells its end from any
   thread.
 * What it is given is dense, contiguous and of a dtype that it `moves` or `reduces`; sizes fit. That is seen to above it.
-* Nothing here checks that members agree: gloo ends the process where they do not.
+* Nothing here checks that members agree, unless a backend says so: gloo ends the process where they do not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ class Backend(Protocol):
     """See the module's text. Members are numbered by their index in the group."""
 
     name: ClassVar[str]
+    torch_name: ClassVar[str]
+    """Of the backend that its `process_group` has."""
     device_type: ClassVar[str]
+    agrees: ClassVar[bool]
+    """It finds out by itself whether members have begun the same, before it moves anything."""
     process_group: dist.ProcessGroup
 
     def connect(self, store: Store, me: int, size: int, timeout: float) -> None:
@@ -176,7 +180,9 @@ class GlooBackend:
     """Over TCP, for tensors in host memory. `host` is the address of this one that the other members reach."""
 
     name: ClassVar[str] = "gloo"
+    torch_name: ClassVar[str] = "gloo"
     device_type: ClassVar[str] = "cpu"
+    agrees: ClassVar[bool] = False
     process_group: dist.ProcessGroup
 
     def __init__(self, host: str) -> None:

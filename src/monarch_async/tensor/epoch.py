@@ -4,7 +4,8 @@ Theory: every member proposes the epoch by the *terms* of all (see `group`). Whe
 with a store that only this epoch has. From then on an operation goes through these steps:
 
 1. It is numbered, in the order of the calls, and announced to all others: what it is, and what this member has last finished.
-2. When all others have announced theirs of that number, and all fit together, it is started. If one does not fit, nothing was moved.
+2. When all others have announced theirs of that number, and all fit together, it is started. If one does not fit, nothing was moved. Where
+   the backend looks at that itself, operations that need not know what others say are started at once.
 3. When the backend tells of its end, the result is handed over in the loop.
 
 Rules:
@@ -158,7 +159,9 @@ class Epoch:
         if trouble is not None:
             self.owner.epoch_failed(self, trouble)
             return
-        enter(self.backend.process_group, f"{self.owner.name} {self.token}", self.owner.name, self.backend.name, self.store, self._procs)
+        enter(
+            self.backend.process_group, f"{self.owner.name} {self.token}", self.owner.name, self.backend.torch_name, self.store, self._procs
+        )
         self.stage = Stage.READY
         self.owner.epoch_ready(self)
 
@@ -171,16 +174,15 @@ class Epoch:
         self._numbers[channel] = number
         operation.entry.number, operation.entry.epoch = number, self.number
         self.under_way.add(operation)
-        partner = operation.partner
-        wires = self._all if partner is None else (self._wires[partner],) if partner != owner.index else ()
-        announced = (channel, number, to_wire(operation.signature), owner.ledger.last_done)
-        if wires:
-            post(wires, "collective", *owner.address, "at", self.token, owner.index, *announced)
+        self.post("at", channel, number, to_wire(operation.signature), owner.ledger.last_done, to=operation.partner)
         self._queues.setdefault(channel, deque()).append(operation)
         if not operation.prepared:
             self._prepare(operation)
         key = channel, number
         self._open[key] = operation
+        if operation.free and self.backend.agrees:  # what others say of it is for whoever asks what it waits for
+            operation.views = ()
+            self._start_next(channel)
         heard = self._heard.get(key)
         if heard is not None:
             for index, wire in heard.items():
@@ -202,7 +204,7 @@ class Epoch:
 
     def missing(self, operation: Operation) -> list[int]:
         """The members, by index, that have not come to it."""
-        if operation.views is not None:
+        if (operation.channel, operation.number) not in self._open:
             return []
         heard = self._heard.get((operation.channel, operation.number), {})
         wanted = range(self._size) if operation.partner is None else (operation.partner,)
@@ -227,8 +229,6 @@ class Epoch:
             if len(heard) < self._size - 1:
                 return
             views = [mine if index == me else signature_from(heard[index]) for index in range(self._size)]
-        elif operation.partner == me:
-            views = [mine]
         elif operation.partner in heard:
             views = [mine, signature_from(heard[operation.partner])]
         else:

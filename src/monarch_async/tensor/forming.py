@@ -27,8 +27,8 @@ from monarch_async.tensor.signature import Signature
 __all__ = ["FIRST_DELAY", "LIVES", "LONGEST_DELAY", "Forming"]
 
 LIVES = 1 << 20
-FIRST_NUDGE = 0.1
-"""Seconds after which a member that has not answered is spoken to again, and twice that each time after."""
+FIRST_NUDGE = 0.05
+"""Seconds after which a member that has not answered is spoken to again, and one and a half times that each time after."""
 FIRST_DELAY, LONGEST_DELAY = 0.05, 2.0
 """Seconds before the next try to form, after those that failed in connecting."""
 
@@ -161,7 +161,7 @@ class Forming:
         self._introduce(reply=True, to=unknown)
         if self.epoch is not None:
             self.epoch.post("form")
-        self._nudge_later(min(2 * delay, LONGEST_DELAY))
+        self._nudge_later(min(1.5 * delay, LONGEST_DELAY))
 
     def member_lost(self, error: PeerLost) -> None:
         """A member has ended, or will not come back."""

@@ -37,7 +37,7 @@ from monarch_async.tensor.operation import Operation
 __all__ = ["Check", "Group"]
 
 Check = Literal["always", "first", "never"]
-GRACE = 0.3
+GRACE = 2.0
 """Seconds for which the reason why a connection broke may still be on its way."""
 
 

@@ -1,7 +1,7 @@
 """Operations on small tensors, whose values travel in the announcement itself: done when all have come to it, with no further step.
 
 Agreement costs a message from each member to each other one, and a small message costs the same with a kilobyte in it. So an operation
-on little data needs no backend at all, and takes less time than the backend alone would.
+on little data needs no backend at all, and no second step.
 
 Rules:
 

@@ -154,11 +154,10 @@ class Circle:
             raise ValueError(f"{what!r} is nothing to ask a member for")
         return {group.name: group.report() for group in self.groups.values()}, self.me.where()
 
-    def _close(self) -> None:
+    def _close(self, why: str) -> None:
         self.over = True
         for task in self._watches.values():
             task.cancel()
-        why = self.me.why_over or "its life is over"
         for group in list(self.groups.values()):
             group.close(why)
         circles = _circles.get(self.runtime, {})

@@ -52,7 +52,7 @@ def make_broadcast(backend: Kind, size: int, me: int, tensor: torch.Tensor, sour
         return tensor
 
     prepare = staged.make if staged.copies else None
-    return Operation(signature, launch=launch, prepare=prepare, finish=finish, heavy=is_heavy(tensor))
+    return Operation(signature, launch=launch, prepare=prepare, finish=finish, heavy=is_heavy(tensor), free=tensor.numel() > 0)
 
 
 def make_all_gather(backend: Kind, size: int, me: int, tensor: torch.Tensor) -> Operation:

@@ -70,7 +70,9 @@ class NcclBackend:
     """Over NCCL, on the device that is current where it connects."""
 
     name: ClassVar[str] = "nccl"
+    torch_name: ClassVar[str] = "nccl"
     device_type: ClassVar[str] = "cuda"
+    agrees: ClassVar[bool] = False
     process_group: dist.ProcessGroup
 
     def __init__(self, host: str) -> None:

@@ -30,6 +30,7 @@ class Operation:
         "channel",
         "entry",
         "finish",
+        "free",
         "future",
         "heavy",
         "launch",
@@ -55,6 +56,7 @@ class Operation:
         channel: str = "",
         partner: int | None = None,
         begin: Callable[[Any, Operation], None] | None = None,
+        free: bool = False,
     ) -> None:
         self.signature = signature
         self.launch = launch
@@ -63,6 +65,7 @@ class Operation:
         self.heavy = heavy
         self.channel = channel
         self.partner = partner
+        self.free = free  # `launch` needs nothing of what the others have said
         self.begin = begin  # in place of the usual way, for what moves no tensors
         self.number = 0
         self.prepared = prepare is None

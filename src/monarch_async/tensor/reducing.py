@@ -11,6 +11,7 @@ import torch
 
 from monarch_async.errors import UsageError
 from monarch_async.tensor.backend import Backend, Running
+from monarch_async.tensor.host import HostBackend
 from monarch_async.tensor.inline import is_small, small_reduction
 from monarch_async.tensor.operation import Operation
 from monarch_async.tensor.reductions import Reduction, carrier_to_reduce, check_reduction, combine, torch_op
@@ -38,7 +39,7 @@ def make_all_reduce(backend: Kind, size: int, tensor: torch.Tensor, op: Reductio
         return tensor
 
     prepare = staged.make if staged.copies else None
-    return Operation(signature, launch=launch, prepare=prepare, finish=finish, heavy=is_heavy(tensor))
+    return Operation(signature, launch=launch, prepare=prepare, finish=finish, heavy=is_heavy(tensor), free=tensor.numel() > 0)
 
 
 def make_reduce(backend: Kind, size: int, me: int, tensor: torch.Tensor, to: int, op: Reduction, premul: float | None) -> Operation:
@@ -61,7 +62,7 @@ def make_reduce(backend: Kind, size: int, me: int, tensor: torch.Tensor, to: int
         return tensor
 
     prepare = staged.make if staged.copies else None
-    return Operation(signature, launch=launch, prepare=prepare, finish=finish, heavy=is_heavy(tensor))
+    return Operation(signature, launch=launch, prepare=prepare, finish=finish, heavy=is_heavy(tensor), free=tensor.numel() > 0)
 
 
 def make_reduce_scatter(
@@ -77,6 +78,9 @@ def make_reduce_scatter(
         sizes = [tensor.shape[0] // size] * size
     if len(sizes) != size or sum(sizes) != tensor.shape[0]:
         raise UsageError(f"sizes={list(sizes)} do not split {tensor.shape[0]} rows among {size} members")
+    direct = issubclass(backend, HostBackend) and len(set(sizes)) == 1 and premul is None and backend.reduces(tensor.dtype)
+    if direct and tensor.numel() and not is_small(tensor, size):
+        return _scatter_directly(tensor, op, size)
     parts = torch.split(tensor.detach(), list(sizes))
     exchange = Exchange(backend, me, parts, kind_of(tensor))
 
@@ -95,3 +99,20 @@ def make_reduce_scatter(
 
     signature = Signature("reduce_scatter", (op, *kind_of(tensor), tuple(tensor.shape), f"sizes {list(sizes)}"))
     return Operation(signature, launch=launch, prepare=exchange.make, finish=finish, heavy=exchange.heavy)
+
+
+def _scatter_directly(tensor: torch.Tensor, op: Reduction, size: int) -> Operation:
+    """By a backend that has it as one operation, for parts of one size."""
+    staged = Staged(tensor, tensor.dtype, bits=False)
+    result = torch.empty((tensor.shape[0] // size, *tensor.shape[1:]), dtype=tensor.dtype)
+
+    def launch(backend: Backend, views: Sequence[Signature]) -> Running | None:
+        assert isinstance(backend, HostBackend)
+        return backend.reduce_scatter(result.view(-1), staged.flat, torch_op(op))
+
+    def finish() -> torch.Tensor:
+        return result.div_(size) if op == "mean" else result
+
+    signature = Signature("reduce_scatter", (op, *kind_of(tensor), tuple(tensor.shape), f"into {size}"))
+    prepare = staged.make if staged.copies else None
+    return Operation(signature, launch=launch, prepare=prepare, finish=finish, heavy=is_heavy(tensor), free=True)

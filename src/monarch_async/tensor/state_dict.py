@@ -180,20 +180,18 @@ class StateDict:
                 async with asyncio.timeout(timeout):
                     return await doing
             except TimeoutError as error:
-                if isinstance(error, CallTimeout):
+                if timeout is None or isinstance(error, CallTimeout):
                     raise
                 raise CallTimeout(f"the state dict {self.name!r}: not done within {timeout:g} s") from error
 
         return as_future(current_runtime(), run())
 
     async def _pull(self, take: Callable[[Sequence[Opened], Sequence[Layout]], Coroutine[Any, Any, R]], newer_than: int | None) -> R:
-        if newer_than is not None:
-            await self._group.wait(newer_than + 1)
+        above = newer_than or 0
+        await self._group.wait(above + 1)
         left = ATTEMPTS
         while True:
-            async with self._group.opened() as (opened, layouts):
-                if newer_than is not None and opened[0].version <= newer_than:
-                    continue  # what all have is older still than what each has
+            async with self._group.opened(above) as (opened, layouts):
                 try:
                     return await take(opened, layouts)
                 except (BufferGone, Torn):

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -69,56 +70,60 @@ class Group:
         return min(await self.ask_all(lambda keeper: keeper.wait.call_one(version)))
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[tuple[Sequence[Opened], Sequence[Layout]]]:
-        """The newest version that all have, on lease, and what is in it, by publisher."""
-        opened = await self._open()
-        keepers = [source.keeper for source in self.sources]
-        timer: asyncio.TimerHandle
+    async def opened(self, above: int = 0) -> AsyncIterator[tuple[Sequence[Opened], Sequence[Layout]]]:
+        """The newest version that all have, and that is newer than `above`, on lease; and what is in it, by publisher."""
+        lease = int.from_bytes(os.urandom(7), "little")  # chosen here, so that it can be ended whether or not its answer has come
+        timer: asyncio.TimerHandle | None = None
+
+        def renew() -> None:
+            for source in self.sources:
+                source.keeper.renew.broadcast(lease)
+            renew_later()
 
         def renew_later() -> None:
             nonlocal timer
             timer = asyncio.get_running_loop().call_later(min(each.seconds for each in opened), renew)
 
-        def renew() -> None:
-            for keeper, each in zip(keepers, opened, strict=True):
-                keeper.renew.broadcast(each.lease)
-            renew_later()
-
-        renew_later()
         try:
+            opened = await self._open(lease, above)
+            renew_later()
             yield opened, [self._layout(index, each) for index, each in enumerate(opened)]
         finally:
-            timer.cancel()
-            for keeper, each in zip(keepers, opened, strict=True):
-                keeper.end.broadcast(each.lease)
+            if timer is not None:
+                timer.cancel()
+            self._end(lease)
 
-    async def _open(self) -> list[Opened]:
+    def _end(self, lease: int) -> None:
+        for source in self.sources:
+            source.keeper.end.broadcast(lease)
+
+    async def _open(self, lease: int, above: int) -> list[Opened]:
         version: int | None = None
         while True:
-            found = await asyncio.gather(*(self._open_one(index, version) for index in range(len(self.sources))))
+            found = await asyncio.gather(*(self._open_one(index, version, lease) for index in range(len(self.sources))))
             opened = [each for each in found if each is not None]
-            if len(opened) == len(found) and len({each.version for each in opened}) == 1:
+            if len(opened) == len(found) and len({each.version for each in opened}) == 1 and opened[0].version > above:
                 return opened
-            for index, each in enumerate(found):
-                if each is not None:
-                    self.sources[index].keeper.end.broadcast(each.lease)
-            version = await self._common()
+            self._end(lease)
+            version = await self._common(above)
 
-    async def _open_one(self, index: int, version: int | None) -> Opened | None:
+    async def _open_one(self, index: int, version: int | None, lease: int) -> Opened | None:
         def call(keeper: Keeper) -> Future[Opened | None]:
-            return keeper.open.call_one(version, next(reversed(self._layouts.get(self.sources[index].life, {0: None}))))
+            known = next(reversed(self._layouts.get(self.sources[index].life, {0: None})))
+            return keeper.open.call_one(version, known, lease)
 
         return await self.ask(index, call)
 
-    async def _common(self) -> int:
-        """The newest version that all have."""
+    async def _common(self, above: int) -> int:
+        """The newest version that all have, once there is one that is newer than `above`."""
         while True:
-            kept = await self.ask_all(lambda keeper: keeper.versions.call_one())
+            found = await self.ask_all(lambda keeper: keeper.versions.call_one())
+            kept = [[version for version in versions if version > above] for versions in found]
             common = set.intersection(*map(set, kept))
             if common:
                 return max(common)
             # Somebody is behind: the oldest that others still have is the first that all can have.
-            await self.wait(max(min(versions, default=1) for versions in kept))
+            await self.wait(max(min(versions, default=above + 1) for versions in kept))
 
     def _layout(self, index: int, opened: Opened) -> Layout:
         known = self._layouts.setdefault(self.sources[index].life, {})

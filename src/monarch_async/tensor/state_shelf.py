@@ -19,7 +19,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import itertools
 import struct
 from typing import NamedTuple
 
@@ -75,7 +74,6 @@ class Shelf:
         self.closed = False
         self._versions: dict[int, _Version] = {}  # in ascending order
         self._leased: dict[int, int] = {}  # which version a lease is of
-        self._numbers = itertools.count(1)
         self._layout_number = 0
         self._changed = asyncio.Event()  # set, and replaced, when there is a new version or a lease is over
 
@@ -128,14 +126,13 @@ class Shelf:
             await self._changed.wait()
         return max(self._versions)
 
-    async def open(self, number: int | None, known: int) -> Opened | None:
-        """A lease of a version, or of the newest; `None` if there is no such version. `known` is the layout that the reader has."""
+    async def open(self, number: int | None, known: int, lease: int) -> Opened | None:
+        """Lease a version, or the newest; `None` if there is no such version. `known` is the number of the layout that the reader has."""
         if number is None:
             number = await self.wait(0)
         version = self._versions.get(number)
         if version is None:
             return None
-        lease = next(self._numbers)
         self._leased[lease] = number
         version.leases[lease] = asyncio.get_running_loop().time() + self.lease
         layout = None if known == version.layout_number else version.layout
@@ -192,8 +189,8 @@ class Keeper(Actor):
         return await self._shelf.wait(version)
 
     @concurrent_endpoint
-    async def open(self, version: int | None, known: int) -> Opened | None:
-        return await self._shelf.open(version, known)
+    async def open(self, version: int | None, known: int, lease: int) -> Opened | None:
+        return await self._shelf.open(version, known, lease)
 
     @concurrent_endpoint
     async def renew(self, lease: int) -> None:

@@ -11,6 +11,7 @@ Rules:
   breaks the connection. *reset* breaks it.
 * A repeated or spoiled frame stays where it is in the order. Links within a host have no seal, so that not every bit that flips there
   can be noticed: only bits are flipped for which a frame is refused. With a seal it may be any bit.
+* Large messages within a host pass in shared memory, which no link slows; from the end that a throttle is at they go over the link.
 * What is held back is bounded by what a connection may hold; then it is full.
 * A connection that is closed, or lost, lets go at once of what it holds back: to the other side, or to its link.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
+from weakref import WeakSet
 
 from monarch_async._channel.stream import HIGH_WATER, Stream
 from monarch_async._core.framing import MAX_HEADER, PRELUDE, SEAL_SIZE
@@ -297,10 +299,16 @@ class Links:
         self._ways: dict[str, tuple[Way, Way]] = {}  # by the peer's uid: out and back
         self._connections: dict[str, set[FaultyConnection]] = {}
         self._timers: list[asyncio.TimerHandle] = []
+        self._lending = WeakSet[Link]()  # those that lend no shared memory while they are throttled from here: all is to go over the link
 
     def wrap(self, link: Link, stream: Stream, sealed: bool) -> FaultyConnection:
         """For `Runtime.wrap_connection`."""
         uid = self._runtime.peer_of(link).address.uid
+        lend, out = link.lend, self._of(uid)[0]
+        if lend is not None and link not in self._lending:
+            self._lending.add(link)
+            now = self._runtime.loop.time
+            link.lend = lambda *message: None if now() < out.throttled_until else lend(*message)
         connection = FaultyConnection(self._runtime.loop, stream, link, *self._of(uid), SEAL_SIZE if sealed else 0)
         connections = self._connections.setdefault(uid, set())
         connections.add(connection)

@@ -18,11 +18,13 @@ from monarch_async.ambient import on_loop
 from monarch_async.errors import UsageError
 from monarch_async.exchange import this_membership
 from monarch_async.future import Future, as_future
+from monarch_async.peering import Peering
 from monarch_async.shape import Extent
 from monarch_async.tensor.backend import Backend, GlooBackend
 from monarch_async.tensor.batch import Batch
-from monarch_async.tensor.compression import Compression, Turns, compressed_all_reduce
+from monarch_async.tensor.compression import Compression, Turns
 from monarch_async.tensor.group import Check, Group
+from monarch_async.tensor.host import HostBackend
 from monarch_async.tensor.ledger import LedgerEntry, callers_line
 from monarch_async.tensor.membership import Circle, circle_of
 from monarch_async.tensor.moving import (
@@ -47,7 +49,7 @@ __all__ = ["DEFAULT_TIMEOUT", "Communicator", "own_communicator"]
 T = TypeVar("T")
 DEFAULT_TIMEOUT = 300.0
 """Seconds for which an operation may take, the time that the group takes to form included."""
-BACKENDS: dict[str, Callable[[str], Backend]] = {"gloo": GlooBackend, "nccl": NcclBackend}
+BACKENDS: dict[str, type[Backend]] = {"shm": HostBackend, "gloo": GlooBackend, "nccl": NcclBackend}
 
 
 class Communicator:
@@ -71,17 +73,11 @@ class Communicator:
         self._batch: Batch | None = None
         name = circle.me.name if parent is None else f"{circle.me.name}[{' '.join([*dims, ','.join(map(str, ranks))])}]"
         backend, timeout, check = settings
-        kind = BACKENDS[backend]
-        host = _address_here(circle)
-        self._kind: type[Backend] = kind  # type: ignore[assignment]
-        self._group = Group(circle, ranks, name, lambda: kind(host), timeout, check)
-        self._compressing = Turns(self._group)
+        self._kind = BACKENDS[_choose(circle) if backend == "auto" else backend]
+        self._group = Group(circle, ranks, name, _maker(circle, ranks, self._kind), timeout, check)
+        self._compressed = Turns(self._group)
 
     # Who it is.
-
-    @property
-    def name(self) -> str:
-        return self._group.name
 
     @property
     def rank(self) -> int:
@@ -230,16 +226,12 @@ class Communicator:
     ) -> Future[torch.Tensor]:
         """Combine the tensors of all members, into each of them; with `premul` each is multiplied with its member's factor first.
 
-        With `compress` fewer bytes move, for a result that is less exact: await that before the next call. `key` names the tensor where the
-        compression keeps something of it from one time to the next.
+        With `compress` fewer bytes move, and the result is less exact: await it before the next call. `PowerSGD` keeps state by `key`.
         """
         if compress is not None:
             check_tensors(self._kind, tensor)
-            compress.check(tensor, op, key)
-            if premul is not None or self._batch is not None:
-                raise UsageError("compress= goes with neither premul= nor coalesce()")
-            work = compressed_all_reduce(self, self._compressing, tensor, op == "mean", compress, key, timeout)
-            return as_future(self._circle.runtime, work)
+            alone = premul is None and self._batch is None
+            return self._compressed.all_reduce(self, tensor, op, compress, key, timeout, alone)
         return self._run(make_all_reduce(self._kind, self.size, tensor, op, premul), timeout)
 
     def reduce(
@@ -357,6 +349,27 @@ Settings = tuple[str, float, Check]
 """Backend, timeout, what is checked."""
 
 
+def _choose(circle: Circle) -> str:
+    """For tensors in host memory."""
+    me = circle.me
+    peering = Peering(me.runtime)
+    return "shm" if all(address.uid == me.runtime.me.uid or peering.reaches(address) for address in me.addresses) else "gloo"
+
+
+def _maker(circle: Circle, ranks: tuple[int, ...], kind: type[Backend]) -> Callable[[], Backend]:
+    """What makes the backend of an epoch, with the members' processes as they are then."""
+    host = _address_here(circle)
+    if kind is HostBackend:
+        me = circle.me
+
+        def make() -> Backend:
+            addresses = [me.runtime.me if rank == me.rank else circle.address_of(rank) for rank in ranks]
+            return HostBackend(host, Peering(me.runtime), addresses)
+
+        return make
+    return lambda: kind(host)  # type: ignore[call-arg]
+
+
 def _address_here(circle: Circle) -> str:
     """Where the other members reach this process."""
     me = circle.runtime.me
@@ -370,8 +383,8 @@ def own_communicator(backend: str, timeout: float, check: Check) -> Communicator
     me = this_membership()
     if me is None:
         raise UsageError("only an actor has a communicator: it is one of the members of its mesh")
-    if backend not in BACKENDS:
-        raise UsageError(f"backend={backend!r} is unknown: use {' or '.join(map(repr, BACKENDS))}")
+    if backend != "auto" and backend not in BACKENDS:
+        raise UsageError(f"backend={backend!r} is unknown: use {' or '.join(map(repr, ['auto', *BACKENDS]))}")
     if check not in ("always", "first", "never"):
         raise UsageError(f'check={check!r} is unknown: use "always", "first" or "never"')
 

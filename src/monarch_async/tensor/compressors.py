@@ -285,12 +285,12 @@ class PowerSGD(Compression):
             qs.append(memory.q if memory.q is not None else first_q(matrix.shape[1], self.rank, matrix))
         ps = yield from _means([matrix @ q for matrix, q in zip(matrices, qs, strict=True)], members)
         ps = [orthonormal(p) for p in ps]
-        own = [matrix.T @ p for matrix, p in zip(matrices, ps, strict=True)]
+        own = [(p.T @ matrix).T for matrix, p in zip(matrices, ps, strict=True)]
         qs = yield from _means(own, members)
         for (tensor, memory), matrix, p, q, mine in zip(low, matrices, ps, qs, own, strict=True):
             result = p @ q.T
             # The same at all members, so all forget together. Else one inf would spoil every later step.
-            good = bool(torch.isfinite(result).all())
+            good = bool(torch.isfinite(p).all() and torch.isfinite(q).all())
             memory.q = q if good else None
             memory.error = residual(matrix, p, mine) if good and self.error_feedback else None
             tensor.copy_((result if mean else result * members).view(tensor.shape))

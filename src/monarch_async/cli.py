@@ -9,11 +9,15 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from monarch_async.errors import ChannelError, MonarchError, UsageError
 from monarch_async.workers import TLS, run_worker_loop_forever
 
 __all__ = ["main"]
+
+_REPL = "monarch_async.console.repl"
+"""Loaded when it is asked for: the command line starts quickly."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    if args.command == "repl":
+        return _repl(args)
     try:
         return _worker(args)
     except MonarchError as error:
@@ -33,6 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="monarch-async", description="Actors for PyTorch jobs over many processes and hosts.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    repl = commands.add_parser(
+        "repl",
+        help="a prompt with the runtime at hand",
+        description="A Python prompt in a running event loop, with the runtime's names at hand; `await` works there. "
+        "`python -m monarch_async` without a command is the same. What is piped in is run as a script.",
+    )
+    repl.add_argument("--plain", action="store_true", help="do without prompt_toolkit, also where it is installed")
     worker = commands.add_parser(
         "worker",
         help="wait on this host for jobs to run",
@@ -48,6 +61,11 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--tls-ca", metavar="F", help="PEM: who signs the certificates of this job's hosts")
     worker.add_argument("--verbose", action="store_true", help="tell of jobs that come and go")
     return parser
+
+
+def _repl(args: argparse.Namespace) -> int:
+    status: int = import_module(_REPL).run_repl(plain=args.plain)
+    return status
 
 
 def _worker(args: argparse.Namespace) -> int:

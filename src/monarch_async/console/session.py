@@ -1,0 +1,174 @@
+"""A session at the prompt: inputs are run in the loop, one after the other, and Ctrl-C goes to what runs.
+
+Theory: the loop runs in the main thread and the prompt is read without blocking it, so everything else in the loop goes on meanwhile. Each
+input runs as a task of its own, all in one `contextvars` context, as if the session were one long coroutine.
+
+*Ctrl-C* (SIGINT) while an input runs: if its own code is executing at that moment, `KeyboardInterrupt` is raised there, as in any
+program; if it waits for something, its task is cancelled, and with it the remote call it waits for. If neither comes about (other code holds the
+loop), the next Ctrl-C raises `KeyboardInterrupt` in whatever executes. The session goes on in any case.
+
+The session's namespace is the module ``__main__``: what is defined there travels to other processes by value, as it was when it was sent,
+so a class can be redefined at will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextvars
+import inspect
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, Protocol
+
+from monarch_async.console.compiling import Compiler
+from monarch_async.console.show import format_error, format_value
+
+__all__ = ["Prompt", "Session"]
+
+
+class Prompt(Protocol):
+    """Reads inputs from somebody."""
+
+    async def read(self) -> str:
+        """A complete input. Raises `EOFError` at the end, `KeyboardInterrupt` where what was typed is given up."""
+
+
+class Session:
+    """Runs inputs with `names` at hand. `module` is what ``__main__`` is meanwhile."""
+
+    def __init__(self, names: Mapping[str, Any], write: Callable[[str], object] | None = None) -> None:
+        self.module = ModuleType("__main__")
+        self.namespace = self.module.__dict__
+        self.namespace.update(names)
+        self.namespace.setdefault("__builtins__", builtins)
+        self.compiler = Compiler()
+        self.status: int | None = None  # set when the session shall end
+        self._write = write or _print
+        self._context = contextvars.copy_context()
+        self._running: asyncio.Task[None] | None = None
+        self._in_user_code = False
+        self._interrupted = False  # by Ctrl-C, while this input ran
+        self._cancelling = False  # that is not carried out yet
+
+    async def interact(self, prompt: Prompt) -> int:
+        """Read and run inputs until there are no more, or one ends the session; returns the exit status."""
+        while self.status is None:
+            try:
+                source = await prompt.read()
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                continue
+            if source.strip():
+                await self.run(source)
+        return self.status or 0
+
+    async def run(self, source: str) -> bool:
+        """Run one input and show what comes of it; False where it raised."""
+        try:
+            code = self.compiler.compile(source)
+        except (SyntaxError, ValueError, OverflowError) as error:
+            self._write(format_error(error.with_traceback(None)))
+            return False
+        return await self._run(code)
+
+    async def run_script(self, source: str, name: str) -> bool:
+        """Run a whole file, as Python does; False where it raised."""
+        try:
+            code = self.compiler.compile_script(source, name)
+        except (SyntaxError, ValueError, OverflowError) as error:
+            self._write(format_error(error.with_traceback(None)))
+            return False
+        return await self._run(code)
+
+    async def _run(self, code: CodeType) -> bool:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._execute(code), name="input", context=self._context)
+        self._running = task
+        try:
+            await asyncio.wait([task])
+        finally:
+            self._running = None
+            self._interrupted = self._cancelling = False
+        return not task.cancelled() and task.exception() is None and task.result() is None
+
+    async def _execute(self, code: CodeType) -> Any:
+        """`None` where it went well."""
+        try:
+            self._in_user_code = True
+            result: Any = FunctionType(code, self.namespace)()
+            if inspect.iscoroutine(result):
+                await result
+        except SystemExit as ending:
+            self.status = _status(ending)
+            return ending
+        except KeyboardInterrupt as error:
+            self._write("KeyboardInterrupt")
+            return error
+        except asyncio.CancelledError as error:
+            self._write("cancelled" if self._interrupted else format_error(error))
+            return error
+        except BaseException as error:
+            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+            self._write(format_error(error))
+            return error
+        finally:
+            self._in_user_code = False
+        return None
+
+    def display(self, value: object) -> None:
+        """What `sys.displayhook` does here."""
+        if value is None:
+            return
+        if type(value).__name__ == "Quitter":
+            raise SystemExit  # typed without parentheses
+        builtins._ = value  # type: ignore[attr-defined]
+        self._write(format_value(value))
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """The handler of SIGINT."""
+        task = self._running
+        if task is None:
+            return  # the prompt deals with its own
+        loop = task.get_loop()
+        if self._cancelling or (self._in_user_code and asyncio.current_task(loop) is task):
+            self._cancelling = False
+            raise KeyboardInterrupt
+        self._interrupted = self._cancelling = True
+        loop.call_soon_threadsafe(self._cancel, task)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        self._cancelling = False
+        task.cancel()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Be ``__main__``, display values, take Ctrl-C. Only in the main thread."""
+        assert threading.current_thread() is threading.main_thread()
+        main, display, handler = sys.modules["__main__"], sys.displayhook, signal.getsignal(signal.SIGINT)
+        sys.modules["__main__"] = self.module
+        sys.displayhook = self.display
+        signal.signal(signal.SIGINT, self.interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, handler)
+            sys.displayhook = display
+            sys.modules["__main__"] = main
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+def _status(ending: SystemExit) -> int:
+    code = ending.code
+    if code is None or isinstance(code, int):
+        return code or 0
+    print(code, file=sys.stderr)
+    return 1

@@ -4,8 +4,9 @@ Theory: the loop runs in the main thread and the prompt is read without blocking
 input runs as a task of its own, all in one `contextvars` context, as if the session were one long coroutine.
 
 *Ctrl-C* (SIGINT) while an input runs: if its own code is executing at that moment, `KeyboardInterrupt` is raised there, as in any
-program; if it waits for something, its task is cancelled, and with it the remote call it waits for. If neither comes about (other code holds the
-loop), the next Ctrl-C raises `KeyboardInterrupt` in whatever executes. The session goes on in any case.
+program; if it waits for something, its task is cancelled, and with it the remote call it waits for. So it is where it has called the
+runtime, which is not to be torn out of what it does and will be back soon. If neither comes about (other code holds the loop), the next Ctrl-C
+raises `KeyboardInterrupt` in whatever executes. The session goes on in any case.
 
 The session's namespace is the module ``__main__``: what is defined there travels to other processes by value, as it was when it was sent,
 so a class can be redefined at will.
@@ -26,7 +27,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Protocol
 
 from monarch_async.console.compiling import Compiler
-from monarch_async.console.show import format_error, format_value
+from monarch_async.console.show import INNER, format_error, format_value
 
 __all__ = ["Prompt", "Session"]
 
@@ -136,7 +137,7 @@ class Session:
         if task is None:
             return  # the prompt deals with its own
         loop = task.get_loop()
-        if self._cancelling or (self._in_user_code and asyncio.current_task(loop) is task):
+        if self._cancelling or (self._in_user_code and asyncio.current_task(loop) is task and not _in_runtime(frame)):
             self._cancelling = False
             raise KeyboardInterrupt
         self._interrupted = self._cancelling = True
@@ -160,6 +161,15 @@ class Session:
             signal.signal(signal.SIGINT, handler)
             sys.displayhook = display
             sys.modules["__main__"] = main
+
+
+def _in_runtime(frame: FrameType | None) -> bool:
+    """Whether the input has called into the runtime or asyncio, and that has not returned."""
+    while frame is not None and frame.f_code is not Session._execute.__code__:
+        if frame.f_code.co_filename.startswith(INNER):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _print(text: str) -> None:

@@ -21,10 +21,10 @@ from monarch_async.future import Future
 from monarch_async.shape import Extent
 from monarch_async.value_mesh import ValueMesh
 
-__all__ = ["describe_error", "format_error", "format_value", "table"]
+__all__ = ["INNER", "describe_error", "format_error", "format_value", "table"]
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_ASYNCIO = os.path.dirname(os.path.abspath(asyncio.__file__))
+INNER = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, os.path.dirname(os.path.abspath(asyncio.__file__)) + os.sep)
+"""Where the runtime's own code is, and asyncio's."""
 WIDTH = 120
 ROWS = 64
 """Rows of a table that are shown; a larger one says how many more there are."""
@@ -131,4 +131,4 @@ def _own_frames(error: BaseException) -> list[str]:
 
 
 def _is_runtime(filename: str) -> bool:
-    return filename.startswith((_PACKAGE, _ASYNCIO))
+    return filename.startswith(INNER)

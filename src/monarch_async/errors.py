@@ -31,6 +31,7 @@ __all__ = [
     "MonarchError",
     "PortClosed",
     "ProtocolError",
+    "ReadOnlyError",
     "SpawnError",
     "SupervisionError",
     "UsageError",
@@ -48,6 +49,10 @@ class InternalError(MonarchError):
 
 class UsageError(MonarchError):
     """The caller asked for something that can't be: the message says what to do instead."""
+
+
+class ReadOnlyError(UsageError):
+    """A visitor that only looks has asked a job to change something: attach with ``write=True``, or ``--write``."""
 
 
 class ChannelFull(MonarchError):

@@ -64,6 +64,8 @@ class _Settings(NamedTuple):
     """How large one checkpoint of one actor may be; the last of each is kept by its owner's process."""
     dead_letters: int = 1000
     """How many undeliverable messages are remembered."""
+    job_name: str = ""
+    """What the job is called where jobs are listed; by default after the program."""
 
 
 class Options(_Settings):
@@ -79,7 +81,7 @@ class Options(_Settings):
             if name not in cls._fields:
                 raise TypeError(f"unknown option {name!r}; known are {', '.join(sorted(cls._fields))}")
         for name, value in settings.items():
-            if not isinstance(value, bool) and value <= 0:
+            if not isinstance(value, bool | str) and value <= 0:
                 raise ValueError(f"option {name!r} must be positive, got {value!r}")
         return super().__new__(cls, **settings)
 

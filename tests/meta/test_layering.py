@@ -41,10 +41,10 @@ LAYERS: dict[str, list[str]] = {
     "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment blocks descriptors"),
     "L3": inside(
         "_runtime",
-        """linux fdwire tasks pulse stacks config start loops context thread child forked zygote launcher outgoing link room lane
-        peer tree lending local origin debt waits suspects behavior resumed life cell roster absent output serving supervisor
-        restarts retrying connect branch lives runtime current stepping remote_pdb debug control service broker fanout health agent bootstrap attach worker
-        client watchdog proc""",
+        """linux fdwire tasks pulse stacks config start jobfile loops history ages context answer thread child forked zygote
+        launcher outgoing link room lane peer tree lending local origin debt waits suspects behavior resumed life cell roster
+        absent output serving supervisor restarts retrying visiting inspecting connect branch lives runtime current stepping
+        remote_pdb debug control service broker fanout health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
         """supervise ambient shared value_mesh future sent port endpoints target sending checkpoints actor spawned members lifetime
@@ -67,6 +67,7 @@ BELOW: dict[str, set[str]] = {
 
 MORE_BELOW: dict[str, set[str]] = {
     "testing": {"L1", "L2", "L3"},  # simulated transports, clocks and kits drive what is under test
+    "observe": {"L1", "L2", "L3"},  # what there is to see in a process is its runtime
 }
 
 SIBLINGS: dict[str, set[str]] = {"tensor": set(), "parallel": {"tensor"}, "testing": set(), "observe": set(), "jobs": set()}

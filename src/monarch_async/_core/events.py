@@ -131,9 +131,14 @@ class Failure(NamedTuple):
             meshes=meshes,
         )
 
+    @property
+    def member(self) -> str:
+        """Which members, e.g. ``"trainer[0–3]"``."""
+        return f"{self.mesh}[{fold_ranks(list(self.ranks))}]"
+
     def __str__(self) -> str:
         who = f"{self.class_name} " if self.class_name else ""
-        return f"{who}{self.mesh}[{fold_ranks(list(self.ranks))}] failed: {self.reason}"
+        return f"{who}{self.member} failed: {self.reason}"
 
     def report(self) -> str:
         """The whole story, several lines."""

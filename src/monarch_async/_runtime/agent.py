@@ -36,7 +36,7 @@ from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, tell
 from monarch_async.ids import ProcAddress, successor
 
-__all__ = ["Agent"]
+__all__ = ["Agent", "Proc"]
 
 ENTRY = "monarch_async.proc_entry:run"
 OUTPUT_TAIL = 0.2
@@ -47,7 +47,7 @@ OUTPUT_UNDER_WAY = 32
 """Batches of output that may be on their way to a client; past that the pipes are left to fill."""
 
 
-class _Proc:
+class Proc:
     """A process that runs."""
 
     def __init__(self, request: SpawnRequest, child: Child, loop: asyncio.AbstractEventLoop) -> None:
@@ -75,7 +75,7 @@ class Agent:
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._procs: dict[str, _Proc] = {}
+        self._procs: dict[str, Proc] = {}
         self._starts: dict[str, _Start] = {}
         self._texts: dict[str, Callable[[], str]] = {}  # output of processes, also of the last that are gone
         self._gone_texts: deque[str] = deque()  # which of them are gone, the oldest first
@@ -94,6 +94,7 @@ class Agent:
 
     def bind(self, runtime: Runtime, network: Network | None) -> None:
         self.runtime = runtime
+        runtime.parts["agent"] = self
         if network is not None:
             self._network = network
             join_network(runtime, network)
@@ -152,7 +153,7 @@ class Agent:
             self._bury(request, never, returns=start.returns)
             raise
         self.health.watch(me.uid, child)
-        proc = _Proc(request, child, runtime.loop)
+        proc = Proc(request, child, runtime.loop)
         proc.returns = start.returns
         if self._network is not network:  # it came meanwhile
             self._tell_network(proc)
@@ -242,7 +243,7 @@ class Agent:
             self._tell_network(proc)
         return told
 
-    def _tell_network(self, proc: _Proc) -> None:
+    def _tell_network(self, proc: Proc) -> None:
         """A process was started before the job had other hosts."""
         assert self._network is not None
         proc.control.send(NETWORK + self._network.pack())
@@ -252,6 +253,13 @@ class Agent:
         await self.stop_procs(None, list(self._procs), timeout)
         self.ending.set()
 
+    # For those who look in.
+
+    @property
+    def procs(self) -> Mapping[str, Proc]:
+        """The processes that run here, by uid."""
+        return self._procs
+
     # What happens to processes.
 
     def _address(self, uid: str) -> ProcAddress:
@@ -260,7 +268,7 @@ class Agent:
         me = proc.request.me if proc is not None else self.runtime.me
         return me._replace(uid=uid, unix=self.runtime.me.unix)
 
-    async def _exited(self, proc: _Proc) -> None:
+    async def _exited(self, proc: Proc) -> None:
         how = proc.child.exited.result()
         me = proc.request.me
         evidence = self.health.ended(me.uid, Evidence(how.describe(), how.code, how.signal))
@@ -308,7 +316,7 @@ class Agent:
         theirs = [proc.request.me.uid for proc in self._procs.values() if proc.request.owner.uid == uid]
         await self.kill_procs(None, [*theirs, *(following for following, start in self._starts.items() if start.owner == uid)])
 
-    def _show(self, proc: _Proc, stream: Stream, lines: list[str]) -> None:
+    def _show(self, proc: Proc, stream: Stream, lines: list[str]) -> None:
         """Send output to the client, and let the pipe fill up while the client is slow."""
         if not self.runtime.options.forward_output or self.runtime.closing:
             return
@@ -319,7 +327,7 @@ class Agent:
         shown = ask(self.runtime, self.runtime.client, "output", request.me.name, request.me.rank, request.size, stream, lines)
         shown.add_done_callback(lambda done: self._shown(proc, done))
 
-    def _shown(self, proc: _Proc, done: asyncio.Future[Any]) -> None:
+    def _shown(self, proc: Proc, done: asyncio.Future[Any]) -> None:
         if not done.cancelled():
             done.exception()  # the client is gone, and this process soon will be
         proc.under_way -= 1

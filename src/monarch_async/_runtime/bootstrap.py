@@ -21,6 +21,7 @@ from monarch_async._runtime.agent import Agent
 from monarch_async._runtime.child import Exit
 from monarch_async._runtime.config import AgentConfig
 from monarch_async._runtime.control import ENDING, Control, ControlWriter
+from monarch_async._runtime.jobfile import remove_job_file
 from monarch_async._runtime.launcher import Launcher
 from monarch_async._runtime.loops import loop_factory
 from monarch_async._runtime.peer import Peer
@@ -56,6 +57,7 @@ def main(fd: int) -> None:
     finally:
         launcher.close()
         remove_directory(config.directory)
+        remove_job_file(config.agent.uid)
 
 
 class _ClientTarget:

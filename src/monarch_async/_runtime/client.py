@@ -11,17 +11,21 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from monarch_async._channel.keys import generate_key
 from monarch_async._core.events import Evidence, describe_exit
+from monarch_async._core.handshake import PROTOCOL_VERSION
 from monarch_async._core.lines import OutputFolder, Stream
+from monarch_async._runtime.ages import Ages
 from monarch_async._runtime.attach import attach
 from monarch_async._runtime.config import AgentConfig, Network
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.control import STOP, Control
 from monarch_async._runtime.current import install, uninstall
+from monarch_async._runtime.jobfile import RELEASE, JobFile, birth_of, default_name, remove_job_file, this_machine
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, base_service
@@ -32,6 +36,8 @@ from monarch_async.options import Options
 
 __all__ = ["Client"]
 
+LOOK = 0.5
+"""Seconds between two looks at how far requests are numbered; see `ages`."""
 ABANDONED = 5.0
 """Seconds that the agent may take to end what a loop that was closed has left."""
 
@@ -63,6 +69,9 @@ class Client:
         self._ready = self.runtime.hosts_up[host] = self.runtime.loop.create_future()
         self.runtime.on_link_ended.append(self._link_ended)
         self._closed = False
+        self._started = time.time()
+        self._ages = self.runtime.parts["ages"] = Ages(self.runtime.requests)
+        self.runtime.parts["client"] = self
         install(self.runtime)
 
     def start_agent(self) -> None:
@@ -108,6 +117,7 @@ class Client:
             async with self._attaching:
                 me = await attach(self.runtime, agents, self.network, advertise)
             self.runtime.me = self.runtime.client = me
+            self._announce()
         except MonarchError as error:
             for agent in agents:
                 del self.agents[agent.uid]
@@ -138,10 +148,42 @@ class Client:
         if answer == READY:
             self._control = Control(self.runtime, self._ours, on_stop=lambda: None, on_end=self._agent_died)
             self._ready.set_result(None)
+            self._announce()
+            self._look_at_requests()
         else:
             self._ours.close()
             self._ready.set_exception(SpawnError("the host agent could not be started; its output above says why"))
             self._ready.exception()
+
+    def _announce(self) -> None:
+        """Let those who may look in find this job."""
+        if self._closed:
+            return
+        runtime, network = self.runtime, self.network
+        file = JobFile(
+            id=self.agent.uid,
+            name=self._options.job_name or default_name(),
+            pid=os.getpid(),
+            born=birth_of(os.getpid()),
+            machine=this_machine(),
+            started=self._started,
+            version=RELEASE,
+            protocol=PROTOCOL_VERSION,
+            agent=self.agent._replace(tcp=runtime.me.tcp)._asdict(),
+            client=runtime.me._asdict(),
+            key=runtime.key.hex(),
+            network={**network.to_map(), "key": network.key.hex()} if network is not None else None,
+            agents=tuple(agent._asdict() for agent in self.agents.values()),
+        )
+        try:
+            file.write()
+        except OSError as error:
+            runtime.log.info("nobody can look into this job: its file can't be written: %s", error)
+
+    def _look_at_requests(self) -> None:
+        if not self._closed:
+            self._ages.look(time.monotonic())
+            self.runtime.loop.call_later(LOOK, self._look_at_requests)
 
     async def ready(self) -> None:
         """Wait until the agent serves. Raises `SpawnError`."""
@@ -156,6 +198,7 @@ class Client:
         """Say what became of the agent, and with it of everything on this host."""
         await self._wait_for_agent(process)
         remove_directory(self.directory)
+        remove_job_file(self.agent.uid)
         code = process.returncode
         how = self._control.reason if self._control is not None else ""
         how = how or describe_exit(code if code >= 0 else None, -code if code < 0 else None)
@@ -220,6 +263,7 @@ class Client:
         if self._control is not None:
             self._control.close()
         remove_directory(self.directory)
+        remove_job_file(self.agent.uid)
         uninstall(runtime)
 
     async def _end_here(self) -> None:
@@ -285,3 +329,4 @@ class Client:
                     self._process.kill()
                     self._process.wait()
             remove_directory(self.directory)
+            remove_job_file(self.agent.uid)

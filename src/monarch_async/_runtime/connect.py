@@ -33,6 +33,7 @@ from monarch_async._runtime.link import Link
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.supervisor import Home
 from monarch_async._runtime.tasks import TaskSet
+from monarch_async._runtime.visiting import VISITOR, Visited, admit
 from monarch_async.errors import AuthenticationError, ChannelError, HandshakeError, MonarchError, ProtocolError, VersionMismatch
 from monarch_async.ids import ProcAddress, slot
 from monarch_async.options import Options
@@ -45,7 +46,7 @@ HEARSAY = 0.5
 """Seconds for which others may have better evidence of an agent's end than that its socket is gone."""
 
 
-class Party(Protocol):
+class Party(Visited, Protocol):
     """What connecting needs of a runtime: who it is, what it knows, and its peers and links."""
 
     loop: asyncio.AbstractEventLoop
@@ -62,6 +63,7 @@ class Party(Protocol):
     homes: dict[str, Home]
     closing: bool
     wrap_connection: Callable[[Link, Stream, bool], Middle] | None
+    hello: dict[str, Any]
 
     def peer(self, address: ProcAddress) -> Peer: ...
 
@@ -211,7 +213,8 @@ async def _greet(runtime: Party, peer: Peer, link: Link, sock: socket.socket, wh
     tls = runtime.tls_client if remote else None
     host = parse_tcp(where.tcp)[0] if remote else ""
     stream = await open_stream(sock, tls=tls, server=False, host=host, patience=patience(options))
-    hello = address_fields(runtime.me) | {"session": link.session, "received": link.last_received, "resume": link.connections > 0}
+    hello = runtime.hello | address_fields(runtime.me)
+    hello |= {"session": link.session, "received": link.last_received, "resume": link.connections > 0}
     handshake = Handshake.dial(
         key,
         hello,
@@ -292,7 +295,10 @@ def _find_link(runtime: Party, hello: dict[str, Any]) -> Link | None:
     link = next((link for link in peer.links if link.session == session), None)
     if link is None and not hello.get("resume") and peer.evidence is None:
         link = runtime.new_link(peer, session)
-        keep(runtime, peer, link, dialed=False)
+        if VISITOR in hello:
+            admit(runtime, peer, link, str(hello[VISITOR]))
+        else:
+            keep(runtime, peer, link, dialed=False)
     return link
 
 

@@ -67,6 +67,10 @@ class Link(Outgoing):
         """The last frame that has come in."""
         return self._inbound.received
 
+    def take_by(self, deliver: Callable[[Link, list[list[Any]], list[memoryview] | None], None]) -> None:
+        """From now on what comes in goes there."""
+        self._deliver = deliver
+
     # Connections.
 
     def attach(self, connection: Connection, peer_received: int, seals: tuple[Seal, Seal] | None) -> None:

@@ -49,7 +49,9 @@ async def _serve(config: ProcConfig, control: socket.socket) -> None:
     install(runtime)
     page = inherited_page()
     if page is not None and config.slot != NO_SLOT:
-        Watchdog(runtime, page.slot(config.slot)).start()
+        watchdog = runtime.parts["watchdog"] = Watchdog(runtime, page.slot(config.slot))
+        runtime.parts["ages"] = watchdog.ages
+        watchdog.start()
     stop = asyncio.Event()
     # Without its agent there is nobody who would end this process and what it has started.
     reader = Control(runtime, control, on_stop=stop.set, on_end=lambda: os._exit(1))

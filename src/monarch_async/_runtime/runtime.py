@@ -33,6 +33,7 @@ from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.connect import keep
 from monarch_async._runtime.context import Message, Origin, State, Waiter
 from monarch_async._runtime.debt import Debt
+from monarch_async._runtime.history import History
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.lending import Lending
 from monarch_async._runtime.link import Link
@@ -52,8 +53,7 @@ __all__ = ["SERVICE", "PortSink", "Runtime"]
 
 SERVICE = 0
 TICK = 0.05
-NOT_OURS = -1
-"""In place of the kind of an answer, or a cancellation, that belongs to no request of this process."""
+NOT_OURS = -1  # in place of the kind of an answer, or a cancellation, that belongs to no request of this process
 
 
 class Runtime:
@@ -66,17 +66,16 @@ class Runtime:
         self.key = key
         self.options = options
         self.service = service
-        self.agent = me  # the agent of this host, once it is known
-        self.client = me  # the program this process works for
+        self.agent = self.client = me  # the agent of this host, once it is known, and the program that this process works for
         self.thread = threading.get_ident()
-        self.posting = threading.Lock()
-        self.posted = 0  # how often other threads have handed something over
+        self.posting, self.posted = threading.Lock(), 0  # how often other threads have handed something over
         self.log = logging.getLogger("monarch_async")
-        self.tasks = TaskSet(self.loop, self.log)
-        self.pool = BufferPool()
+        self.tasks, self.pool = TaskSet(self.loop, self.log), BufferPool()
         self.network_key: bytes | None = None  # for links to other hosts; see `connect.join_network`
         self.tls_client: ssl.SSLContext | None = None
         self.tls_server: ssl.SSLContext | None = None
+        self.hello: dict[str, Any] = {}  # what it says of itself in a handshake, beside who it is
+        self.parts: dict[str, Any] = {}  # what else there is to look at in this process, by name: its watchdog, its agent…
         self.closing = False
         self.stopping: Evidence | None = None  # set when this runtime begins to close: nothing new may be started
         self.evidence: Evidence | None = None  # set when its actors have ended: why sends fail
@@ -115,7 +114,8 @@ class Runtime:
         self.absent = Absent(self.loop, self.dead_letters, options.unknown_grace)
         self.tree = Tree(self)
         self._lives = Lives(self)
-        self.on_life.append(self._lives.tell)
+        self.history = History()
+        self.on_life += (self._lives.tell, self.history.lived)
         self.branch = Branch(self)
         self.lending = Lending(self)
 

@@ -15,14 +15,17 @@ from typing import Any, NamedTuple
 from monarch_async._core.codec import dumps, loads
 from monarch_async._core.events import Evidence, Failure, Identity
 from monarch_async._runtime.absent import DeadLetters
+from monarch_async._runtime.answer import Answer
 from monarch_async._runtime.behavior import Behavior, CellState
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import Message, Origin, State, Waiter, current_cell, current_message
+from monarch_async._runtime.inspecting import alter_runtime, inspect_runtime
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.serving import LATER
 from monarch_async._runtime.supervisor import Fate, Member
 from monarch_async._runtime.suspects import Step, is_awaited
+from monarch_async._runtime.visiting import visit_of
 from monarch_async.errors import ActorError, SpawnError
 from monarch_async.ids import ProcAddress
 
@@ -33,28 +36,6 @@ _LIMIT = 1 << 40
 
 Owner = tuple[ProcAddress, int]
 """Who is told of a failure: a process and the actor in it, 0 for the client's program itself."""
-
-
-class Answer:
-    """Waits for one answer of a service."""
-
-    __slots__ = ("awaited_by", "future")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.awaited_by: Message | None = None
-        self.future: asyncio.Future[Any] = loop.create_future()
-
-    def futures(self) -> Sequence[asyncio.Future[Any]]:
-        return (self.future,)
-
-    def settle(self, request: int, value: Any) -> None:
-        if not self.future.done():
-            self.future.set_result(value)
-
-    def fail(self, request: int, error: BaseException) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-            self.future.exception()  # it is no news for the log if nobody waits any more
 
 
 def ask(runtime: Runtime, address: ProcAddress, name: str, *args: Any, rank: int = 0) -> asyncio.Future[Any]:
@@ -130,6 +111,7 @@ class Service:
         runtime.left = self._report_left
         runtime.handle = self.handle
         runtime.others_wait = self._others_wait
+        runtime.parts["audit"] = self.audit
         runtime.on_peer_gone.append(self._peer_gone)
 
     def spawn(
@@ -206,6 +188,23 @@ class Service:
         """Messages that could not be delivered here."""
         return self.runtime.dead_letters
 
+    def inspect(self, message: Message, name: str, *args: Any) -> Any:
+        """Look at something here; see `inspecting`."""
+        return inspect_runtime(self.runtime, name, args)
+
+    def alter(self, message: Message, name: str, subject: str, *args: Any) -> Any:
+        """Change something here, which `subject` names, for somebody who looks."""
+        visit = visit_of(self.runtime, message.origin)
+        who = visit.who if visit is not None else "the program"
+        self.audit(who, subject, " ".join((name, subject, *(repr(arg)[:200] for arg in args if isinstance(arg, str) and arg))))
+        return alter_runtime(self.runtime, name, (who, subject, *args))
+
+    def audit(self, who: str, subject: str, text: str) -> None:
+        """Somebody changes something by hand: note it, and have the client log it."""
+        self.runtime.history.note("write", subject, f"{who}: {text}")
+        if who != "the program":
+            tell(self.runtime, self.runtime.client, "warn", f"{who}: {text}")
+
     def expect(self, message: Message, key: int, who: Identity, owner: str) -> None:
         """An actor will be spawned here later, by the process `owner`."""
         if key not in self.runtime.cells:
@@ -275,6 +274,7 @@ class Service:
     def failed(self, message: Message, owner: int, failure: Failure, process: str, key: int, normal: bool = False) -> None:
         """Actor `key` of `process`, which actor `owner` of this process (0: the program itself) has spawned, has failed, or left."""
         member = self.runtime.ownership.find(process, owner, key)
+        self.runtime.history.note("ended" if normal else "failed", failure.member, failure.reason, failure.traceback)
         if member is not None and not member.ward.member_failed(failure, normal=normal) and not normal:
             self.handle(owner, failure)
 
@@ -311,6 +311,9 @@ class Service:
                 cell.begin_stop(why)
         process = self.runtime.ownership.process(uid)
         owners = self.runtime.ownership.release(uid)
+        if owners:
+            names = [str(member.identity) for members in owners.values() for key, member in members.items() if key]
+            self.runtime.history.note("exited", peer.address, peer.evidence.text, ", ".join(names))
         returns = process is None and bool(peer.evidence.next)
         fates = {}
         if process is not None:
@@ -348,6 +351,8 @@ class Service:
         """Tell actor `owner` of this process, or the program itself, of a failure in what it owns."""
         runtime = self.runtime
         cell = runtime.cells.get(owner)
+        told = cell.identity if cell is not None else "the program"
+        runtime.history.note("escalated", failure.member, f"told to {told}: {failure.reason}")
         if cell is not None and cell.evidence is None:
             runtime.tasks.start(self._supervise(cell, failure), name=f"supervision by {cell.identity}")
         elif owner == 0 and runtime.stopping is None:
@@ -383,4 +388,4 @@ def base_service() -> tuple[Service, Mapping[str, Callable[..., Any]]]:
     """The service of a process that runs actors, and its table."""
     service = Service()
     names = "spawn stop give_up bury suspend expect keep save watch dead_letters ping bootstrap is_waiting failed failed_elsewhere"
-    return service, {name: getattr(service, name) for name in names.split()}
+    return service, {name: getattr(service, name) for name in (*names.split(), "inspect", "alter")}

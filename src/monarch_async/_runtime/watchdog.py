@@ -25,6 +25,7 @@ from types import FrameType
 
 import msgpack
 
+from monarch_async._runtime.ages import Ages
 from monarch_async._runtime.behavior import CellState
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import Message
@@ -59,10 +60,15 @@ class Watchdog:
         self._changed = time.monotonic()
         self._busy = False
         self._began: dict[Message, float] = {}  # the handlers that run, and when each was first seen
+        self.ages = Ages(runtime.requests)
         self._stacked = 0.0  # when the stack was written
         self._now: tuple[str, str, str] = "", "", ""  # what the slot says
         self._roster = Roster(slot, runtime.cells)
         runtime.on_cell_added.append(self._roster.add)
+
+    def began(self, message: Message) -> float | None:
+        """When the handler of a message was first seen to run, by `time.monotonic`; `None` for one that has not been."""
+        return self._began.get(message)
 
     def start(self) -> None:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -94,6 +100,7 @@ class Watchdog:
             self._ask(now if idle else self._last + PACE / 2)  # it came to where it is now after the last look, however late this one is
         self._last = now
         self._see_handlers(now)
+        self.ages.look(now)
         if self._roster.is_outdated():
             self._post(self._roster.renew)
         held = self._held

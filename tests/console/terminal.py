@@ -38,17 +38,28 @@ class Terminal(pexpect.spawn):  # type: ignore[misc]
         for line in lines:
             self.send(line + "\r")
 
-    def ask(self, line: str, answer: str) -> str:
-        """Type a line, wait for the pattern and the next prompt; returns what the pattern has matched."""
-        self.enter(line)
+    def ask(self, line: str, answer: str = "", *, blank: bool = False, prompt: str = ">>>") -> str:
+        """Type a line, and an empty one where it begins a block; wait for the pattern and the next prompt; returns what has matched.
+
+        A remark behind the line tells its echo from what comes after.
+        """
+        self._asked = getattr(self, "_asked", 0) + 1
+        self.enter(f"{line}  # {self._asked}")
+        self.expect(f"# {self._asked}.*?\r\n")
+        if blank:
+            self.enter("")
         self.expect(answer)
         found = str(self.match.group(0))
-        self.expect(">>>")
+        self.expect(prompt)
         return found
 
     def end(self) -> int:
         """Ctrl-D; returns the exit status."""
         self.send(CTRL_D)
+        return self.status()
+
+    def status(self) -> int:
+        """The exit status, once it has ended."""
         self.expect(pexpect.EOF)
         self.close()
         assert self.signalstatus is None

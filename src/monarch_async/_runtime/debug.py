@@ -1,10 +1,10 @@
 """``breakpoint()`` in a worker process: the handler waits, a debugger somewhere else speaks with it, and everything else goes on.
 
 * In a ``def`` endpoint, or any thread, that thread waits.
-* In an ``async def`` endpoint the handler waits in a thread of its own; see `stepping`. For that it must be known beforehand that it may stop: the
-  handler, or what it calls by name in its class or module, mentions ``breakpoint``; or a debugger has armed the actor.
-* Anywhere else on the loop (a constructor, a task of its own, a callback) nothing can wait but the loop: so the breakpoint is passed, with a
-  note, and the actor is armed, so that a handler that comes there again stops.
+* In an ``async def`` endpoint the handler waits in a thread of its own; see `stepping`. For that it must be known beforehand that it may
+  stop: the handler, or what it calls by name in its class or module, mentions ``breakpoint``; or a debugger has armed the actor.
+* Anywhere else on the loop (a constructor, a task of its own, a callback) nothing can wait but the loop: so the breakpoint is passed, with
+  a note, and the actor is armed, so that a handler that comes there again stops.
 
 One thread has one session at a time, which lasts from ``breakpoint()`` until it goes on without breakpoints or the handler has ended.
 """
@@ -90,10 +90,7 @@ class _Session:
         if message is not None and self._stepper is None:
             message.blocked_on = self  # type: ignore[assignment]
         try:
-            if self._given_up or (message is not None and message.cancelled):
-                command = None
-            else:
-                command = self._wait()
+            command = None if self._is_given_up() else self._wait()
         except Abandoned:
             self.pdb.end()
             raise
@@ -105,6 +102,9 @@ class _Session:
             self.pdb.clear_all_breaks()
             return "continue\n"
         return command + "\n"
+
+    def _is_given_up(self) -> bool:
+        return self._given_up or (self.message is not None and self.message.cancelled)
 
     def _wait(self) -> str | None:
         frame = self.pdb.curframe

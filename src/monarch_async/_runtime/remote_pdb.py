@@ -86,7 +86,7 @@ class RemotePdb(pdb.Pdb):
         """Not here: there is no terminal."""
         self.error("not in a process without a terminal; use ! to run statements")
 
-    do_run = do_restart = do_debug = do_interact  # type: ignore[assignment]
+    do_run = do_restart = do_debug = do_interact
 
 
 _SUSPENDS = 0x20 | 0x80 | 0x200

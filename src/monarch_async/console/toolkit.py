@@ -5,6 +5,7 @@ It runs in the session's own loop. What is printed meanwhile appears above it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 
 from prompt_toolkit import PromptSession
@@ -82,7 +83,12 @@ class ToolkitPrompt:
             elif buffer.complete_state:
                 buffer.complete_next()
             else:
-                buffer.start_completion(insert_common_part=True)
+                # What is certain is there before the next key, which may have been typed already; the menu comes after.
+                text = buffer.document.text_before_cursor
+                start, names = self._of.complete(text)
+                buffer.insert_text(os.path.commonprefix(names)[len(text) - start :])  # noqa: RUF071  # of characters, as it says
+                if len(names) > 1:
+                    buffer.start_completion()
 
         return keys
 

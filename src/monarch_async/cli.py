@@ -1,23 +1,24 @@
 """The command line: ``monarch-async COMMAND``.
 
-Exit status: 0 done, 1 what was asked for can't be had now (a port in use), 2 it was asked for wrongly (an option, a key file).
+Exit status: 0 done, 1 what was asked for can't be had now (a port in use, a job that has ended, no permission to change it), 2 it was asked
+for wrongly (an option, a key file, a name that does not exist), 130 it was ended by Ctrl-C.
+
+What a command needs is loaded when it is run, so that the help is there at once.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from monarch_async.errors import ChannelError, MonarchError, UsageError
-from monarch_async.workers import TLS, run_worker_loop_forever
+from monarch_async.console.arguments import add_commands
+from monarch_async.errors import MonarchError, ReadOnlyError, UsageError
 
 __all__ = ["main"]
 
-_REPL = "monarch_async.console.repl"
-"""Loaded when it is asked for: the command line starts quickly."""
+_PROMPTS, _WORKER = "monarch_async.console.repl", "monarch_async.console.working"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,13 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
-    if args.command == "repl":
-        return _repl(args)
     try:
-        return _worker(args)
+        status: int = import_module(args.module).run(args)
+        return status
     except MonarchError as error:
         print(f"monarch-async {args.command}: {error}", file=sys.stderr)
-        return 1 if isinstance(error, ChannelError) and not isinstance(error, UsageError) else 2
+        return 2 if isinstance(error, UsageError) and not isinstance(error, ReadOnlyError) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,7 +45,18 @@ def _parser() -> argparse.ArgumentParser:
         description="A Python prompt in a running event loop, with the runtime's names at hand; `await` works there. "
         "`python -m monarch_async` without a command is the same. What is piped in is run as a script.",
     )
-    repl.add_argument("--plain", action="store_true", help="do without prompt_toolkit, also where it is installed")
+    attach = commands.add_parser(
+        "attach",
+        help="the same for a job that runs already",
+        description="A Python prompt that looks into a running job: its meshes are there by name, and these commands without --job.",
+    )
+    attach.add_argument("job", metavar="JOB", nargs="?", default="", help="its name, id, pid or file; not needed where only one runs")
+    attach.add_argument("--write", action="store_true", help="be allowed to call its actors and to change it; what is done is logged there")
+    attach.add_argument("--patience", type=float, default=1.0, metavar="S", help="seconds in which each process is to answer (1)")
+    for prompt in (repl, attach):
+        prompt.add_argument("--plain", action="store_true", help="do without prompt_toolkit, also where it is installed")
+        prompt.set_defaults(module=_PROMPTS)
+    add_commands(commands)
     worker = commands.add_parser(
         "worker",
         help="wait on this host for jobs to run",
@@ -60,22 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--tls-key", metavar="F", help="PEM: its private key")
     worker.add_argument("--tls-ca", metavar="F", help="PEM: who signs the certificates of this job's hosts")
     worker.add_argument("--verbose", action="store_true", help="tell of jobs that come and go")
+    worker.set_defaults(module=_WORKER)
     return parser
-
-
-def _repl(args: argparse.Namespace) -> int:
-    status: int = import_module(_REPL).run_repl(plain=args.plain)
-    return status
-
-
-def _worker(args: argparse.Namespace) -> int:
-    files = args.tls_cert, args.tls_key, args.tls_ca
-    if any(files) and not all(files):
-        raise UsageError("TLS needs all of --tls-cert, --tls-key and --tls-ca")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO if args.verbose else logging.WARNING)
-    tls = TLS(*files) if all(files) else None
-    run_worker_loop_forever(args.listen, args.key_file, advertise=args.advertise, tls=tls, announce=lambda line: print(line, flush=True))
-    return 0
 
 
 if __name__ == "__main__":

@@ -42,13 +42,13 @@ LAYERS: dict[str, list[str]] = {
     "L3": inside(
         "_runtime",
         """linux fdwire tasks pulse stacks config start jobfile loops history ages context answer thread child forked zygote
-        launcher outgoing link room lane peer tree lending local origin debt waits suspects behavior resumed life cell roster
+        launcher outgoing link room lane peer tree lending local origin debt waits suspects behavior resumed life cell chains roster
         absent output serving supervisor restarts retrying visiting inspecting connect branch lives runtime current stepping
         remote_pdb debug control service broker fanout health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
         """supervise ambient shared value_mesh future sent port endpoints target sending checkpoints actor spawned members lifetime
-        mesh watching checkup processes procs_lifetime procs host supervisors workers info controllers lowlevel debugging proc_entry"""
+        mesh watching checkup processes procs_lifetime procs host supervisors workers info controllers lowlevel proc_entry"""
     ),
     "L5": words("tensor parallel testing observe jobs"),
     "L6": words("console dashboard cli __main__"),

@@ -31,6 +31,10 @@ class Intensity:
         times.append(now)
         return len(times) <= self.max_restarts
 
+    def count(self, now: float) -> int:
+        """How many of the last `within` seconds are remembered."""
+        return sum(time >= now - self.within for time in self._times)
+
     def exceeded(self) -> str:
         """The rule that was broken, for people."""
         several = "" if self.max_restarts == 1 else "s"

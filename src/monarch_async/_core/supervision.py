@@ -129,6 +129,15 @@ class Supervision:
         """The last one that was told to start."""
         return self._incarnations[child]
 
+    @property
+    def restart(self) -> Restart:
+        """The policy."""
+        return self._restart
+
+    def used(self, now: float) -> int:
+        """How many restarts count against the next one."""
+        return self._intensity.count(now)
+
     def restarts(self, reason: Exit) -> bool:
         """Whether a child that ends so is to be started again."""
         mode = self._restart.mode

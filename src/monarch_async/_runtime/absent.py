@@ -83,6 +83,10 @@ class Absent:
         """Who an actor was that is gone, and why it is, where that is known."""
         return self._ended.get(key)
 
+    def ends(self) -> list[tuple[Identity, Evidence]]:
+        """Who is known to be gone, and why, the first first."""
+        return list(self._ended.values())
+
     def expect(self, key: int, identity: Identity, owner: str) -> None:
         """An actor will be here, or its end will be told, however long that takes."""
         self._ended.pop(key, None)

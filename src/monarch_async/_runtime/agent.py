@@ -78,6 +78,7 @@ class Agent:
         self._procs: dict[str, Proc] = {}
         self._starts: dict[str, _Start] = {}
         self._texts: dict[str, Callable[[], str]] = {}  # output of processes, also of the last that are gone
+        self.printed: dict[str, tuple[ProcAddress, Callable[[int], tuple[str, int]]]] = {}  # the same, from some byte on, and whose it is
         self._gone_texts: deque[str] = deque()  # which of them are gone, the oldest first
         self._expected: dict[str, str] = {}  # successors that nobody has started yet; whose owner each is, by uid
         self._network: Network | None = None
@@ -162,6 +163,7 @@ class Agent:
             runtime.loop, child.stdout, child.stderr, lambda stream, lines: self._show(proc, stream, lines), keep=runtime.options.log_bytes
         )
         self._texts[me.uid] = proc.output.text
+        self.printed[me.uid] = request.me, proc.output.since
         child.exited.add_done_callback(lambda _: runtime.tasks.start(self._exited(proc), name=f"burying {me}"))
         self.broker.started(me.uid, proc)
         if start.unwanted:
@@ -290,7 +292,9 @@ class Agent:
         proc.child.close()
         self._gone_texts.append(me.uid)
         if len(self._gone_texts) > GONE_TEXTS:
-            self._texts.pop(self._gone_texts.popleft(), None)
+            oldest = self._gone_texts.popleft()
+            self._texts.pop(oldest, None)
+            self.printed.pop(oldest, None)
         await self._end_of_owner(me.uid)
 
     def _bury(self, request: SpawnRequest, evidence: Evidence, *, returns: bool) -> Evidence:

@@ -16,7 +16,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from queue import SimpleQueue
 from types import FrameType
@@ -169,25 +169,17 @@ class _Session:
 
 
 class Debugger:
-    """All sessions of a process. `bind` it to the process's runtime, in the loop's thread; `table` are its services."""
+    """All sessions of a process. Make it in the loop's thread: from then on ``breakpoint()`` calls it."""
 
-    runtime: Runtime
-
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._loop_thread = runtime.thread
+        self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._sessions: dict[int, _Session] = {}  # by thread
         self._armed: set[int] = set()  # keys of actors whose next handler stops at its first line
         self._noted: set[tuple[str, int]] = set()  # where a breakpoint was passed
-        self.table: Mapping[str, Callable[..., Any]] = {
-            "debug_list": self._list,
-            "debug_command": self._command,
-            "debug_arm": self._arm,
-        }
-
-    def bind(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        self._loop_thread = runtime.thread
-        self._pid = os.getpid()
+        runtime.parts["debugger"] = self
         sys.breakpointhook = self.stop
         _debuggers.append(self)
 
@@ -229,24 +221,25 @@ class Debugger:
             after = "; handlers of this actor that come here stop from now on" if cell is not None else ""
             _say(f"breakpoint at {_where(frame)} was passed, since everything in this process would have to wait there{after}")
 
-    # Services.
+    # For those who look into the process.
 
-    def _list(self, message: Message) -> list[Stop]:
+    def stops(self) -> list[Stop]:
         return [session.describe() for session in list(self._sessions.values())]
 
-    async def _command(self, message: Message, number: int, line: str) -> Said:
+    async def command(self, number: int, line: str) -> Said:
+        """Give a session a line for pdb. Raises `UsageError` if it does not wait for one."""
         for session in list(self._sessions.values()):
             if session.number == number:
                 return await session.command(line)
         raise UsageError(f"session {number} is over")
 
-    def _arm(self, message: Message, mesh: str, rank: int | None) -> int:
-        """Have the next handler of these actors stop at its first line; returns how many actors that are."""
-        found = [cell for cell in self.runtime.cells.values() if cell.identity.mesh == mesh and rank in (None, cell.identity.rank)]
+    def stop_next(self, mesh: str, rank: int) -> list[str]:
+        """Have the next handler of these actors, of every rank where it is -1, stop at its first line; returns their names."""
+        found = [cell for cell in self.runtime.cells.values() if cell.identity.mesh == mesh and rank in (-1, cell.identity.rank)]
         for cell in found:
             self._armed.add(cell.key)
             cell.handlers = {name: self._arming(cell.key, handler) for name, handler in cell.handlers.items()}
-        return len(found)
+        return [str(cell.identity) for cell in found]
 
     def _arming(self, key: int, handler: Handler) -> Handler:
         function = handler.function

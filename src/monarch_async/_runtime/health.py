@@ -18,9 +18,10 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgpack
 
@@ -83,6 +84,7 @@ class _Watched:
         self.well = 0.0  # when the last one was over
         self.doubted = 0.0, 0.0  # the last beat of a watchdog that seemed to be silent, and when that was first seen
         self.killed = ""  # why it was killed from here
+        self.unjudged = False  # see `as_if_frozen`
 
     def since(self, start: float, now: float) -> float:
         """Seconds since `start` in which it was not frozen."""
@@ -176,7 +178,47 @@ class HealthWatch:
 
     # What others ask for.
 
-    async def tell(self, message: Message, uids: list[str]) -> list[Health]:
+    def glance(self, uid: str) -> Health:
+        """What is known of a process now; unlike `tell`, nothing is waited for."""
+        uid = self._latest(uid)
+        if uid in self._watched:
+            self._judge(self._watched[uid], time.monotonic())
+        return self._health(uid, time.monotonic())
+
+    def requests(self) -> list[SpawnRequest]:
+        """The processes that there are, or that are being started, as they were asked for."""
+        return [watched.request for watched in self._watched.values()]
+
+    def actors_of(self, uid: str) -> list[str]:
+        """The actors that a process lists; one whose list is full is not complete."""
+        slot = self.slot_of(uid)
+        return sorted({actor for actor, _, _ in read_roster(slot)} - {""}) if slot is not None else []
+
+    def slot_of(self, uid: str) -> Slot | None:
+        """What a process shows of itself."""
+        watched = self._watched.get(uid)
+        return watched.slot if watched is not None else None
+
+    @contextlib.contextmanager
+    def as_if_frozen(self, uid: str) -> Iterator[None]:
+        """Meanwhile a process counts as what it is now, though it is let go on for a moment and halted again."""
+        watched = self._watched[uid]
+        child = watched.child
+        assert child is not None
+        told, child.on_halt, watched.unjudged = child.on_halt, lambda: None, True
+        try:
+            yield
+        finally:
+            child.on_halt, watched.unjudged = told, False
+
+    def kill(self, uid: str, why: str) -> None:
+        """SIGKILL a process; its evidence will say why."""
+        watched = self._watched.get(uid)
+        if watched is not None and watched.child is not None:
+            watched.killed = why
+            watched.child.kill()
+
+    async def tell(self, message: Message | None, uids: list[str]) -> list[Health]:
         """The health of processes of this host."""
         dumps = []
         uids = [self._latest(uid) for uid in uids]
@@ -258,7 +300,7 @@ class HealthWatch:
     def _judge(self, watched: _Watched, now: float) -> None:
         """Find out whether a process is stuck."""
         child, slot = watched.child, watched.slot
-        if child is None or slot is None or child.exited.done():
+        if child is None or slot is None or child.exited.done() or watched.unjudged:
             return
         if watched.frozen:
             if state_of(child.pid) != "T":  # its zygote will tell, but may be busy

@@ -60,6 +60,7 @@ class Life:
         self.behavior = behavior
         self.handlers = behavior.handlers
         self.instance: Any = None
+        self.born = runtime.loop.time()  # when its present life began
         self.state = CellState.STARTING
         self.evidence: Evidence | None = None  # why it is gone, or this life of it is over, once it is
         self.returns = False  # it may live again
@@ -192,6 +193,7 @@ class Life:
         self.on_constructed = told
         self.context = contextvars.copy_context()
         self.evidence = self._ending = None
+        self.born = self.runtime.loop.time()
         self.state = CellState.STARTING
         for heard in self.runtime.on_life:
             heard(self)

@@ -13,14 +13,14 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from monarch_async._channel.base import Connection
 from monarch_async._channel.pool import BufferPool, allocate
 from monarch_async._core.framing import ACK, CLOSE, PONG, Seal
 from monarch_async._core.reader import Batch, FrameReader
-from monarch_async._core.session import Inbound
+from monarch_async._core.session import Inbound, SentFrame
 from monarch_async._runtime.outgoing import Outgoing
 from monarch_async.errors import ProtocolError
 
@@ -66,6 +66,15 @@ class Link(Outgoing):
     def last_received(self) -> int:
         """The last frame that has come in."""
         return self._inbound.received
+
+    @property
+    def last_sent(self) -> int:
+        """The last frame that has been numbered."""
+        return self._outbound.sequence
+
+    def unacknowledged(self) -> Iterable[SentFrame]:
+        """The frames of which the peer has not said that it has them."""
+        return self._outbound.pending
 
     def take_by(self, deliver: Callable[[Link, list[list[Any]], list[memoryview] | None], None]) -> None:
         """From now on what comes in goes there."""

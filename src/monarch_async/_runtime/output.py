@@ -45,6 +45,13 @@ class Ring:
             if not self._chunks[0]:
                 self._chunks.popleft()
 
+    def since(self, total: int) -> str:
+        """What was appended after the first `total` bytes; all that is held if more than that is missing."""
+        new = self.total - total
+        if new >= self._held:
+            return self.text()
+        return b"".join(self._chunks)[self._held - new :].decode("utf-8", errors="backslashreplace")
+
     def text(self) -> str:
         """What is held, as it was written; if the beginning is lost, from the first whole line on where there is one."""
         data = b"".join(self._chunks)
@@ -84,6 +91,10 @@ class OutputReader:
     def text(self) -> str:
         """The last output in full, both streams in the order they were read."""
         return self._ring.text()
+
+    def since(self, total: int) -> tuple[str, int]:
+        """What has come after the first `total` bytes, as far as it is kept, and how many there are now."""
+        return self._ring.since(total), self._ring.total
 
     @property
     def total(self) -> int:

@@ -39,10 +39,9 @@ async def _serve(config: ProcConfig, control: socket.socket) -> None:
         """A process that this one has started is gone."""
         runtime.peer(address).gone(evidence)
 
-    debugger = Debugger()
-    runtime = Runtime(config.me, config.key, config.options, {**table, "proc_exited": proc_exited, **debugger.table})
+    runtime = Runtime(config.me, config.key, config.options, {**table, "proc_exited": proc_exited})
     service.bind(runtime)
-    debugger.bind(runtime)
+    Debugger(runtime)
     runtime.agent, runtime.client = config.agent, config.client
     if config.network is not None:
         join_network(runtime, config.network)

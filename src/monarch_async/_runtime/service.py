@@ -192,11 +192,11 @@ class Service:
         """Look at something here; see `inspecting`."""
         return inspect_runtime(self.runtime, name, args)
 
-    def alter(self, message: Message, name: str, subject: str, *args: Any) -> Any:
-        """Change something here, which `subject` names, for somebody who looks."""
+    def alter(self, message: Message, name: str, subject: str, note: str, *args: Any) -> Any:
+        """Change something here for somebody who looks; `subject` and `note` say what, for people."""
         visit = visit_of(self.runtime, message.origin)
         who = visit.who if visit is not None else "the program"
-        self.audit(who, subject, " ".join((name, subject, *(repr(arg)[:200] for arg in args if isinstance(arg, str) and arg))))
+        self.audit(who, subject, f"{name.partition('_')[0]} {subject}{f': {note}' if note else ''}"[:500])
         return alter_runtime(self.runtime, name, (who, subject, *args))
 
     def audit(self, who: str, subject: str, text: str) -> None:

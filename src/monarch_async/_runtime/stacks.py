@@ -37,11 +37,13 @@ __all__ = [
     "dump_from_outside",
     "find_endpoint",
     "frames_of",
+    "is_plumbing",
     "last_place",
     "offer_dumps",
     "read_dump",
     "render",
     "state_of",
+    "trim",
 ]
 
 Code = tuple[str, int, str]
@@ -83,15 +85,21 @@ def frames_of(frame: FrameType | None) -> Frames:
     return frames
 
 
-def render(frames: Frames) -> str:
-    """As text, without the calls of this library and of asyncio that led to the user's code."""
+def trim(frames: Frames) -> Frames:
+    """The same without the calls of this library and of asyncio that led to the user's code; all where there is none of that."""
     count = len(frames)
-    while count and _is_plumbing(frames[count - 1][0]):
+    while count and is_plumbing(frames[count - 1][0]):
         count -= 1
-    return "\n".join(f'  File "{file}", line {line}, in {function}' for file, line, function in reversed(frames[: count or None]))
+    return frames[: count or None]
 
 
-def _is_plumbing(file: str) -> bool:
+def render(frames: Frames) -> str:
+    """As text, trimmed."""
+    return "\n".join(f'  File "{file}", line {line}, in {function}' for file, line, function in reversed(trim(frames)))
+
+
+def is_plumbing(file: str) -> bool:
+    """Whether a file is of this library or of asyncio."""
     return file.startswith((_LIBRARY, _ASYNCIO, "<string>")) or file.endswith(_THREADING)
 
 
@@ -112,9 +120,9 @@ def read_dump(text: str, main: int) -> Frames:
         for ident, body in zip(pieces[1::2], pieces[2::2], strict=True)
     }
     own = threads.pop(main, [])
-    if own and not _is_plumbing(own[0][0]):
+    if own and not is_plumbing(own[0][0]):
         return own
-    return next((frames for frames in threads.values() if frames and not _is_plumbing(frames[0][0])), own)
+    return next((frames for frames in threads.values() if frames and not is_plumbing(frames[0][0])), own)
 
 
 def find_endpoint(frames: Frames, roster: Sequence[tuple[str, str, Code]]) -> tuple[str, str]:
@@ -130,7 +138,7 @@ def find_endpoint(frames: Frames, roster: Sequence[tuple[str, str, Code]]) -> tu
             actors = [actor for actor, _, code in fitting if code[1] == first]
             endpoint = next(endpoint for _, endpoint, code in fitting if code[1] == first)
             return (actors[0] if len(actors) == 1 else ""), endpoint
-    return "", next((function for file, _, function in reversed(frames) if not _is_plumbing(file)), "")
+    return "", next((function for file, _, function in reversed(frames) if not is_plumbing(file)), "")
 
 
 def state_of(pid: int, thread: int = 0) -> str:

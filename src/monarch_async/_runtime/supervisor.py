@@ -7,6 +7,7 @@ however many of its meshes lose a member. What happens to a member is first for 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from monarch_async._core.events import Evidence, Failure, Identity
@@ -116,6 +117,17 @@ class Ownership:
     def find(self, process: str, owner: int, key: int) -> Member | None:
         """That member; none if it has been stopped on purpose, or its process has, so that its failure is none any more."""
         return self._members.get(process, {}).get(owner, {}).get(key)
+
+    def members(self) -> Iterator[tuple[str, int, int, Member]]:
+        """All members: the uid of the process, the key of the owner, the key of the member, the member."""
+        for uid in list(self._members):
+            for owner, key, member in self.members_in(uid):
+                yield uid, owner, key, member
+
+    def members_in(self, process: str) -> list[tuple[int, int, Member]]:
+        """Those in one process: the key of the owner, the key of the member, the member."""
+        owners = self._members.get(process, {})
+        return [(owner, key, member) for owner, members in owners.items() for key, member in members.items()]
 
     def process(self, uid: str) -> Member | None:
         """The process itself, if this one owns it."""

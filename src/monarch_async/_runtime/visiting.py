@@ -103,7 +103,8 @@ def admit(runtime: Visited, peer: Peer, link: Link, visitor: str) -> None:
             del runtime.peers[peer.address.uid]
 
     link.on_lost = lost
-    runtime.history.note("visitor", visit.who, f"looks in, {'to read and write' if visit.writes else 'read-only'}")
+    if visit.writes and "agent" in runtime.parts:  # which every visitor asks first
+        runtime.history.note("visitor", visit.who, "looks in, and may change something")
 
 
 def visit_of(runtime: Visited, origin: object) -> Visit | None:
@@ -118,8 +119,8 @@ def _refusal(fields: list[Any], buffers: object) -> str:
     _, key, endpoint, _, _, body, *_ = fields
     if not key and endpoint in ("inspect", "ping") and not buffers and _is_plain(body):
         return ""
-    what = "calling actors" if key else f"asking for {endpoint!r}"
-    return f"this visit is read-only, and {what} is not reading: attach with --write"
+    what = "calls actors" if key else f"asks for {endpoint!r}"
+    return f"this visit is read-only, and {what}: attach with --write (write=True) to change something"
 
 
 class _Plain(pickle.Unpickler):

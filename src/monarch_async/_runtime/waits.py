@@ -13,24 +13,27 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["leads_to"]
+__all__ = ["leads_to", "waiting_for"]
 
 
 def leads_to(future: asyncio.Future[Any], task: asyncio.Task[Any]) -> bool:
     """Whether `task` can't go on before `future` is done."""
+    return any(found is task for found in waiting_for(future))
+
+
+def waiting_for(future: asyncio.Future[Any]) -> Iterator[asyncio.Future[Any]]:
+    """What can't go on before `future` is done: itself, and the futures and tasks behind it."""
     seen: set[int] = set()
     open_ends = [future]
     while open_ends:
         end = open_ends.pop()
-        if end is task:
-            return True
+        yield end
         if id(end) in seen or end.done():
             continue
         seen.add(id(end))
         callbacks: Any = getattr(end, "_callbacks", None) or ()
         for callback, _ in callbacks:
             open_ends += _waiting(callback)
-    return False
 
 
 def _waiting(callback: Any) -> Iterator[asyncio.Future[Any]]:

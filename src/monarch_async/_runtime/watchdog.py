@@ -28,6 +28,7 @@ import msgpack
 from monarch_async._runtime.ages import Ages
 from monarch_async._runtime.behavior import CellState
 from monarch_async._runtime.cell import Cell
+from monarch_async._runtime.chains import story_of
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.pulse import NOW, STACK, Pulse, Slot
 from monarch_async._runtime.roster import Roster
@@ -42,6 +43,8 @@ ASK_ANYWAY = 10
 """How many looks at an idle loop until it is asked all the same."""
 REFRESH = 0.5
 """Seconds after which the stack of a loop that is still stuck is written down again."""
+LATE = 2 * PACE
+"""Seconds between two looks, from which on this thread has not come to run: most likely the process was halted."""
 _IDLE = frozenset((asyncio.Runner.run.__code__, selectors.DefaultSelector.select.__code__))
 """Where the innermost frame of a loop's thread is while it waits for something to happen."""
 
@@ -82,6 +85,9 @@ class Watchdog:
             frame = sys._current_frames().get(self._main)
             idle = frame is not None and frame.f_code in _IDLE
             self._looks += 1
+            if now - self._last > LATE:  # after a halt: who looks at it meanwhile wants to know where it stands
+                self._write_handlers(now)
+                quiet = False
             if quiet and idle and self._looks % ASK_ANYWAY and not runtime.busy:
                 self._last = now
                 slot.beat(now)  # nothing else is to be told, and each instruction costs when caches are cold
@@ -160,6 +166,14 @@ class Watchdog:
             self._now = actor, endpoint, task
             texts = [part.encode(errors="replace")[:120].decode(errors="ignore") for part in self._now]
             self._slot.write_text(NOW, msgpack.packb(texts))
+
+    def _write_handlers(self, now: float) -> None:
+        self._see_handlers(now)
+        self._stacked = now
+        stories = [story_of(message.cell, message, now - began) for message, began in self._began.items()]
+        self._slot.write_text(STACK, "\n".join(stories).encode(errors="replace"))
+        pulse = self._slot.read()
+        self._slot.write(pulse._replace(stacked=now))
 
     def _write_stack(self, frame: FrameType | None, now: float) -> None:
         self._stacked = now

@@ -8,30 +8,28 @@ Ctrl-D, or ``detach``, leaves them as they are.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Sequence
+import os
+from collections.abc import Callable, Sequence
 
 from monarch_async.console.show import describe_error, table
-from monarch_async.debugging import Said, Stopped, command, stop_next, stopped
 from monarch_async.errors import UsageError, fold_ranks
-from monarch_async.ids import ProcAddress
+from monarch_async.observe.debugging import Said, Stopped
+from monarch_async.observe.job import Job
 
 __all__ = ["Debugging", "PdbCommand"]
 
 USAGE = "usage: pdb [next] [ACTOR]: pdb, pdb trainer, pdb trainer[3], pdb next trainer"
-_TARGET = re.compile(r"([^\[\]]+)(?:\[(\d+)\])?$")
-
-Processes = Callable[[], Awaitable[Sequence[ProcAddress]]]
 
 
 class Debugging:
     """Lines go to pdb in these handlers, until none is left or the user leaves."""
 
-    def __init__(self, handlers: Sequence[Stopped], write: Callable[[str], object]) -> None:
+    def __init__(self, job: Job, handlers: Sequence[Stopped], write: Callable[[str], object]) -> None:
+        self._job = job
         self._write = write
         self._handlers = list(handlers)
         self._prompt = "(Pdb) "
-        self._show([(handler, handler.stop.text) for handler in self._handlers])
+        self._show([(handler, handler.text) for handler in self._handlers])
 
     @property
     def prompt(self) -> str:
@@ -47,7 +45,9 @@ class Debugging:
             self.leave()
             return
         asked = self._handlers
-        answers: list[Said | BaseException] = await asyncio.gather(*(command(handler, line) for handler in asked), return_exceptions=True)
+        answers: list[Said | BaseException] = await asyncio.gather(
+            *(self._job.pdb(handler, line) for handler in asked), return_exceptions=True
+        )
         said: list[tuple[Stopped, str]] = []
         self._handlers = []
         for handler, answer in zip(asked, answers, strict=True):
@@ -79,56 +79,44 @@ class Debugging:
 
 
 class PdbCommand:
-    """The command. `processes` are where to look; `enter` makes a session's next lines go to what it is given."""
+    """The command. `enter` makes a session's next lines go to what it is given."""
 
-    def __init__(self, processes: Processes, write: Callable[[str], object], enter: Callable[[Debugging], None]) -> None:
-        self._processes = processes
+    def __init__(self, job: Callable[[], Job], write: Callable[[str], object], enter: Callable[[Debugging], None]) -> None:
+        self._job = job
         self._write = write
         self._enter = enter
 
     async def __call__(self, words: Sequence[str]) -> None:
-        following = words[:1] == ["next"]
-        targets = [*words[1:]] if following else [*words]
-        if (following and not targets) or len(targets) > 1:
+        job = self._job()
+        if not words:
+            self._write(_list(await job.stopped()))
+        elif len(words) == 2 and words[0] == "next":
+            self._write(f"the next handler stops at its first line: {', '.join(await job.stop_next(words[1]))}")
+        elif len(words) == 1:
+            found = await job.stopped(words[0])
+            waiting = [one for one in found if one.waits]
+            if not waiting:
+                state = "runs on under pdb" if found else "waits at no breakpoint"
+                raise UsageError(f"{words[0]} {state}; `pdb next {words[0]}` stops its next handler")
+            self._enter(Debugging(job, waiting, self._write))
+        else:
             raise UsageError(USAGE)
-        mesh, rank = _target(targets[0]) if targets else ("", None)
-        processes = await self._processes()
-        if following:
-            count = await stop_next(processes, mesh, rank)
-            if not count:
-                raise UsageError(f"there is no actor {targets[0]!r} in the processes of this job")
-            self._write(f"the next handler of {targets[0]} stops at its first line, in {count} {'actor' if count == 1 else 'actors'}")
-            return
-        found = await stopped(processes)
-        if not targets:
-            self._write(_list(found))
-            return
-        chosen = [one for one in found if (one.stop.mesh == mesh and rank in (None, one.stop.rank)) or one.actor == targets[0]]
-        waiting = [one for one in chosen if one.stop.waits]
-        if not waiting:
-            state = "runs on under pdb" if chosen else "waits at no breakpoint"
-            raise UsageError(f"{targets[0]} {state}; `pdb next {targets[0]}` stops its next handler")
-        self._enter(Debugging(waiting, self._write))
 
 
 def names_of(handlers: Sequence[Stopped]) -> str:
     """``trainer[0–3]``."""
     ranks: dict[str, list[int]] = {}
     for handler in handlers:
-        ranks.setdefault(handler.stop.mesh, []).append(handler.stop.rank)
+        ranks.setdefault(handler.mesh, []).append(handler.rank)
     names = [f"{mesh}[{fold_ranks(found)}]" for mesh, found in ranks.items() if mesh]
-    return ", ".join([*names, *(handler.actor for handler in handlers if not handler.stop.mesh)])
-
-
-def _target(word: str) -> tuple[str, int | None]:
-    match = _TARGET.match(word)
-    if match is None:
-        raise UsageError(f"{word!r} is no actor; {USAGE}")
-    return match[1], int(match[2]) if match[2] else None
+    return ", ".join([*names, *(handler.actor for handler in handlers if not handler.mesh)])
 
 
 def _list(found: Sequence[Stopped]) -> str:
     if not found:
         return "no handler waits at a breakpoint"
-    rows = [[one.actor, one.stop.endpoint, one.where, "waits" if one.stop.waits else "runs", str(one.process)] for one in found]
-    return table(["actor", "endpoint", "where", "state", "process"], rows)
+    rows = [
+        [one.actor, one.endpoint, f"{os.path.basename(one.file)}:{one.line}", "waits" if one.waits else "runs", one.process]
+        for one in found
+    ]
+    return table(["ACTOR", "ENDPOINT", "WHERE", "STATE", "PROCESS"], rows)

@@ -1,45 +1,42 @@
-"""``monarch-async repl``: the prompt, from its first line to the end of the job.
+"""``monarch-async repl`` and ``attach``: the prompt, from its first line to its end.
 
-The loop is one of asyncio's own, made by `asyncio.Runner`: at the end what is left in it is cancelled, which ends the job.
+The loop is one of asyncio's own, made by `asyncio.Runner`: at the end what is left in it is cancelled, which ends the job that the session
+has started. A job that was attached to is left as it is.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
-from importlib import import_module, metadata
+from collections.abc import Callable, Coroutine, Mapping
+from importlib import import_module
 from typing import Any
 
 from monarch_async.console.commands import Commands
-from monarch_async.console.debugger import Debugging, PdbCommand, Processes
+from monarch_async.console.debugger import Debugging, PdbCommand
 from monarch_async.console.prompts import PlainPrompt
 from monarch_async.console.session import Session
 from monarch_async.console.show import describe_error, format_error
-from monarch_async.debugging import known_processes
-from monarch_async.ids import ProcAddress
-from monarch_async.observe.job import Job
+from monarch_async.observe.job import Job, attach
+from monarch_async.observe.names import parse
 
-__all__ = ["run_repl"]
+__all__ = ["run"]
 
 _TOOLKIT = "monarch_async.console.toolkit"
 
 
-def run_repl(*, plain: bool = False) -> int:
-    """Be a REPL on the terminal until it ends; returns the exit status. What is piped in is run as a script.
-
-    `plain` does without `prompt_toolkit`, also where it is installed.
-    """
+def run(args: argparse.Namespace) -> int:
+    """Be a prompt on the terminal until it ends; returns the exit status. What is piped in is run as a script."""
     session = Session(names_at_hand())
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, "")  # modules beside the user, as for any REPL
-    if not sys.stdin.isatty():
-        return drive(session, lambda: _script(session))
-    sys.ps1 = ">>> "  # tells others that this is an interactive program
-    return drive(session, lambda: _interact(session, plain))
+        sys.path.insert(0, "")  # modules beside the user, as for any prompt
+    if sys.stdin.isatty():
+        sys.ps1 = ">>> "  # tells others that this is an interactive program
+    return drive(session, lambda: _attached(session, args) if args.command == "attach" else _own(session, args))
 
 
 def names_at_hand() -> dict[str, Any]:
@@ -48,12 +45,12 @@ def names_at_hand() -> dict[str, Any]:
     return {"__name__": "__main__", "asyncio": asyncio, **{name: getattr(package, name) for name in package.__all__}}
 
 
-def drive(session: Session, main: Callable[[], Any]) -> int:
+def drive(session: Session, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Run the coroutine that `main` makes in a new loop, with the session installed; Ctrl-C ends it in no case."""
     with asyncio.Runner() as runner, session.installed():
         loop = runner.get_loop()
         loop.set_exception_handler(_report)
-        task: asyncio.Task[int] = loop.create_task(main(), name="console")
+        task = loop.create_task(main(), name="console")
         while True:
             try:
                 return loop.run_until_complete(task)
@@ -62,48 +59,65 @@ def drive(session: Session, main: Callable[[], Any]) -> int:
                     raise
 
 
-async def _script(session: Session) -> int:
-    went_well = await session.run_script(sys.stdin.read(), "<stdin>")
-    return session.status if session.status is not None else int(not went_well)
+async def _own(session: Session, args: argparse.Namespace) -> int:
+    """A job of the session's own, which starts with the first process."""
+    add_commands(session, Job.here)
+    return await _interact(
+        session,
+        args,
+        f"monarch_async, Python {platform.python_version()}: the runtime's names are at hand, and `await` works at the prompt.\n"
+        "Ctrl-C cancels what runs, Ctrl-D ends the job and the session. `ps`, `tree`, `stack 0`, `pdb` … look into the job.",
+    )
 
 
-def add_commands(session: Session, job: Callable[[], Job], processes: Processes) -> None:
-    """Have short commands for `job`; `processes` are those in which handlers may have stopped."""
+async def _attached(session: Session, args: argparse.Namespace) -> int:
+    """Somebody else's job."""
+    async with attach(args.job, write=args.write, patience=args.patience) as job:
+        add_commands(session, lambda: job)
+        meshes = await references(job)
+        session.namespace.update({"job": job, **meshes})
+        rights = "its actors can be called and it can be changed, which is logged there" if args.write else "read-only"
+        return await _interact(
+            session,
+            args,
+            f"attached to {job.name} ({job.id}), {rights}.\n"
+            f"Its meshes: {', '.join(meshes) or 'none'}. `ps`, `tree`, `stack 0`, `logs`, … look into it; Ctrl-D leaves it as it is.",
+        )
+
+
+async def references(job: Job) -> dict[str, Any]:
+    """The meshes of actors that live, by their names."""
+    names = sorted({parse(row.actor)[0] for row in await job.ps()})
+    return {name: await job.reference(name) for name in names if name.isidentifier()}
+
+
+def add_commands(session: Session, job: Callable[[], Job]) -> None:
+    """Have short commands that look into `job`."""
 
     def enter(mode: Debugging) -> None:
         session.mode = mode
 
-    session.commands = commands = Commands(job, session.write, {"pdb": PdbCommand(processes, session.write, enter)})
+    session.commands = commands = Commands(job, {"pdb": PdbCommand(job, session.write, enter)})
     session.namespace.update(commands.functions)
 
 
-async def _processes() -> list[ProcAddress]:
-    return known_processes()
-
-
-async def _interact(session: Session, plain: bool) -> int:
-    print(banner())
-    add_commands(session, Job.here, _processes)
-    prompt = make_prompt(session, plain=plain)
+async def _interact(session: Session, args: argparse.Namespace, banner: str) -> int:
+    if not sys.stdin.isatty():
+        went_well = await session.run_script(sys.stdin.read(), "<stdin>")
+        return session.status if session.status is not None else int(not went_well)
+    print(banner)
+    prompt = _make_prompt(session, plain=args.plain)
     try:
         return await session.interact(prompt)
     finally:
         prompt.close()
 
 
-def make_prompt(session: Session, *, plain: bool) -> Any:
+def _make_prompt(session: Session, *, plain: bool) -> Any:
     """The prompt with all comfort where it can be had."""
     if plain or os.environ.get("TERM") == "dumb" or importlib.util.find_spec("prompt_toolkit") is None:
         return PlainPrompt(session)
     return import_module(_TOOLKIT).ToolkitPrompt(session)
-
-
-def banner() -> str:
-    """What stands above the first prompt."""
-    return (
-        f"monarch_async {metadata.version('monarch-async')}, Python {platform.python_version()}: the runtime's names are at hand.\n"
-        "`await` works at the prompt. Ctrl-C cancels what runs, Ctrl-D ends the job and the session."
-    )
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:

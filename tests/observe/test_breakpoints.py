@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from monarch_async import Actor, ActorError, CallTimeout, ProcMesh, UsageError, concurrent_endpoint, context, endpoint, this_host
-from monarch_async.debugging import Stopped, command, known_processes, stop_next, stopped
+from monarch_async.observe.debugging import Said, Stopped
+from monarch_async.observe.errors import UnknownName
+from monarch_async.observe.job import Job
 from tests.api.waiting import until
 
 
@@ -94,13 +96,17 @@ async def procs() -> AsyncIterator[ProcMesh]:
         yield mesh
 
 
+async def command(handler: Stopped, line: str) -> Said:
+    return await Job.here().pdb(handler, line)
+
+
 async def waiting(count: int = 1) -> list[Stopped]:
     """Those that wait for a command, once they are so many."""
     found: list[Stopped] = []
 
     async def enough() -> bool:
         nonlocal found
-        found = [one for one in await stopped(known_processes()) if one.stop.waits]
+        found = [one for one in await Job.here().stopped() if one.waits]
         return len(found) >= count
 
     while not await enough():
@@ -114,7 +120,7 @@ async def test_the_handler_stops_and_nothing_else(procs: ProcMesh, name: str, re
     mesh, beside = await procs.spawn("stops", Stops), await procs.spawn("beside", Beside)
     call = getattr(mesh, name).call_one(*([4] if name != "overlap" else []))
     (one,) = await waiting()
-    assert ("stops[0]", name) == (one.actor, one.stop.endpoint)
+    assert ("stops[0]", name) == (one.actor, one.endpoint)
     assert 42 == await beside.answer.call_one()
     assert not call.done()
     said = await command(one, "p 6 * 7")
@@ -122,7 +128,7 @@ async def test_the_handler_stops_and_nothing_else(procs: ProcMesh, name: str, re
     assert 42 == await beside.answer.call_one()
     assert ("", "over") == (await command(one, "c"))[:2]
     assert result == await call
-    assert [] == await stopped(known_processes())
+    assert [] == await Job.here().stopped()
 
 
 async def test_stepping(procs: ProcMesh) -> None:
@@ -130,7 +136,7 @@ async def test_stepping(procs: ProcMesh) -> None:
     mesh = await procs.spawn("stops", Stops)
     call = mesh.add.call_one(4)
     (one,) = await waiting()
-    assert "doubled = self.total * 2" in one.stop.text
+    assert "doubled = self.total * 2" in one.text
     assert "await asyncio.sleep(0)" in (await command(one, "n")).text
     assert "return doubled + 1" in (await command(one, "n")).text
     assert "8\n" == (await command(one, "p doubled")).text
@@ -147,7 +153,7 @@ async def test_breakpoints_of_pdb(procs: ProcMesh) -> None:
     mesh = await procs.spawn("stops", Stops)
     call = mesh.add.call_one(1)
     (one,) = await waiting()
-    line = one.stop.line + 2
+    line = one.line + 2
     assert f":{line}" in (await command(one, f"b {line}")).text
     assert "return doubled + 1" in (await command(one, "c")).text
     assert "waits" == (await command(one, "cl 1")).state
@@ -178,7 +184,7 @@ async def test_a_caller_that_gives_up_ends_the_session(procs: ProcMesh) -> None:
     (one,) = await waiting()
     call.cancel()
     assert await mesh.was_cancelled.call_one()
-    assert [] == await stopped(known_processes())
+    assert [] == await Job.here().stopped()
     with pytest.raises(UsageError, match="over"):
         await command(one, "n")
 
@@ -211,11 +217,12 @@ async def test_on_the_loop_itself_it_is_passed(procs: ProcMesh, capfd: pytest.Ca
 async def test_stop_next(procs: ProcMesh) -> None:
     """A handler without a breakpoint stops at its first line where a debugger has asked for that; the one after it does not."""
     mesh = await procs.spawn("beside", Beside)
-    assert 1 == await stop_next(known_processes(), "beside")
+    assert ["beside[0]"] == await Job.here().stop_next("beside")
     call = mesh.answer.call_one()
     (one,) = await waiting()
-    assert "return 42" in one.stop.text
-    assert 0 == await stop_next(known_processes(), "nobody")
+    assert "return 42" in one.text
+    with pytest.raises(UnknownName):
+        await Job.here().stop_next("nobody")
     await command(one, "c")
     assert 42 == await call
     assert 42 == await mesh.answer.call_one()
@@ -229,4 +236,4 @@ async def test_an_actor_that_is_stopped_meanwhile(procs: ProcMesh) -> None:
     await asyncio.gather(mesh.stop(), other.stop())
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, ActorError | asyncio.CancelledError | int) for outcome in outcomes), outcomes
-    assert [] == await stopped(known_processes())
+    assert [] == await Job.here().stopped()

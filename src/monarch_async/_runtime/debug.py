@@ -261,7 +261,9 @@ class Debugger:
     def _begin(self, key: int) -> None:
         if key in self._armed:
             self._armed.discard(key)
-            self._session().pdb.stop_next()
+            session = self._session()
+            _say(f"stopped{_name(session)}, as was asked for: `pdb` in the console goes there")
+            session.pdb.stop_next()
 
 
 def prepare_handlers(handlers: Mapping[str, Handler]) -> Mapping[str, Handler]:

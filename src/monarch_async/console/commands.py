@@ -23,6 +23,7 @@ __all__ = ["Commands"]
 
 _NAMES = (*READS, *WRITES)
 _LINE = re.compile(r"\s*([a-z]+)(?:\s+(?!(?:in|is|and|or|not|if|for|else)\b)([\w'\"\-/.~].*))?\s*$", re.DOTALL)
+_REMARK = re.compile(r"(?:^|\s)#.*")
 _PYTHON = re.compile(r"-\s|-?\d+\s*[-+*/%<>=]")
 """What follows a name in Python, though it could be a command's word."""
 
@@ -53,7 +54,7 @@ class Commands:
 
     def find(self, source: str, namespace: Mapping[str, Any]) -> Callable[[], Awaitable[None]] | None:
         """What to run for an input that is a command; `None` if it is Python."""
-        match = _LINE.match(source)
+        match = _LINE.match(_REMARK.sub("", source))
         if match is None or (match[2] and _PYTHON.match(match[2])):
             return None
         name, rest = match[1], match[2] or ""

@@ -113,7 +113,8 @@ def format_error(error: BaseException) -> str:
         own = _own_frames(error)
         return "\n".join([*own, str(error)])
     if isinstance(error, MonarchError):
-        return "\n".join([*_own_frames(error), *"".join(traceback.format_exception_only(error)).rstrip().split("\n")])
+        said = "".join(traceback.format_exception_only(error)).rstrip()
+        return "\n".join([*_own_frames(error), said.removeprefix(f"{type(error).__module__}.")])
     shown = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = shown
     while part is not None:

@@ -126,10 +126,10 @@ def format_error(error: BaseException) -> str:
 def _own_frames(error: BaseException) -> list[str]:
     """The frames in the user's code; none where there is just the line that was typed, which still stands above."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_runtime(frame.filename)]
-    if all(frame.name == "<module>" and frame.lineno == 1 for frame in frames):
+    if all(frame.name.startswith("<") and frame.lineno == 1 for frame in frames):
         return []
     return ["Traceback (most recent call last):", *"".join(traceback.format_list(frames)).rstrip().split("\n")]
 
 
 def _is_runtime(filename: str) -> bool:
-    return filename.startswith(INNER)
+    return filename.startswith(INNER) or f"{os.sep}IPython{os.sep}" in filename

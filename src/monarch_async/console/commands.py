@@ -55,7 +55,7 @@ class Commands:
     def find(self, source: str, namespace: Mapping[str, Any]) -> Callable[[], Awaitable[None]] | None:
         """What to run for an input that is a command; `None` if it is Python."""
         match = _LINE.match(_REMARK.sub("", source))
-        if match is None or (match[2] and _PYTHON.match(match[2])):
+        if match is None or "\n" in source.strip() or (match[2] and _PYTHON.match(match[2])):
             return None
         name, rest = match[1], match[2] or ""
         if name not in self._own and name not in _NAMES:

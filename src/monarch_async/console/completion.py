@@ -35,6 +35,8 @@ def complete(text: str, namespace: Mapping[str, Any]) -> Completions:
     start = len(text) - len(word)
     if owner is not None:
         return Completions(start, _attributes(owner, word, namespace))
+    if text[:start].endswith("."):
+        return Completions(start, [])  # of what a call or subscript gives
     names = _dimensions(text[:start], word, namespace)
     if word and not names:
         known = {*namespace, *dir(builtins), *keyword.kwlist}

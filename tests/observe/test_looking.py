@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tarfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from monarch_async import MeshFailure, UsageError
+from monarch_async import MeshFailure, Restart, UsageError
 from monarch_async.observe.errors import UnknownName
 from monarch_async.observe.job import Job
 from monarch_async.observe.records import Frame, to_json
-from tests.observe.zoo import BUSY, CRASHED, FROZEN, IDLE, LOCKED, SLEEPING, SPINNING, Zoo, line_of
+from tests.observe.zoo import BUSY, CRASHED, FROZEN, IDLE, LOCKED, SLEEPING, SPINNING, Animal, Zoo, line_of
 
+QUICK = 3.0
+"""Seconds, on a machine that may be busy; perf/console.py has the figures."""
 STATES = ["ready", "busy", "stuck", "stuck", "frozen", "stuck", "ready"]
 ENDPOINTS = ["", "wait", "spin", "sleep", "wait", "lock", ""]
 
@@ -28,7 +32,7 @@ async def test_every_actor_is_listed_in_its_state(zoo: Zoo) -> None:
     await job.ps()  # what is loaded once is loaded
     start = time.monotonic()
     rows = await job.ps()
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < QUICK
     assert [f"animals[{rank}]" for rank in range(7)] == [row.actor for row in rows]
     assert STATES == [row.state for row in rows]
     assert ENDPOINTS == [row.endpoint for row in rows]
@@ -39,7 +43,7 @@ async def test_every_actor_is_listed_in_its_state(zoo: Zoo) -> None:
     assert [rows[3]] == [row._replace(since=rows[3].since, rss=rows[3].rss) for row in await job.ps("animals[3]")]
 
     procs = {row.process: row for row in await job.procs()}
-    assert ["agent", "client", *(f"cages[{rank}]" for rank in range(7))] == sorted(procs)
+    assert {"agent", "client", *(f"cages[{rank}]" for rank in range(7))} == set(procs)
     assert os.getpid() == procs["client"].pid
     assert STATES == [procs[f"cages[{rank}]"].state for rank in range(7)]
 
@@ -60,7 +64,7 @@ async def test_the_stack_has_the_right_line(zoo: Zoo, kind: int, endpoint: str, 
     job = Job.here()
     start = time.monotonic()
     (row,) = await job.stack(f"animals[{kind}]")
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < QUICK
     assert (source, STATES[kind]) == (row.source, row.state)
     last = row.text.splitlines()[-1]
     assert last.endswith(f"in {endpoint}")
@@ -80,14 +84,13 @@ async def test_a_frozen_process_stays_what_it_was(zoo: Zoo) -> None:
     await job.stack(f"cages[{FROZEN}]")
     after = (await zoo.cages.slice(gpus=FROZEN).health()).item()
     assert after.since > before.since
-    assert "pid" in (await job.thaw(f"cages[{FROZEN}]"))[0].text
-    assert isinstance(await zoo.one(FROZEN).eat.call_one(), int) or True
+    assert "thawed" in (await job.thaw(f"cages[{FROZEN}]"))[0].text
+    zoo.close()
+    assert 4 == await zoo.one(FROZEN).eat.call_one()
 
 
-async def test_native_stacks_need_py_spy(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_native_stacks_need_py_spy(zoo: Zoo) -> None:
     """Without it the error says how to get it."""
-    import shutil
-
     if shutil.which("py-spy"):
         pytest.skip("py-spy is installed")
     with pytest.raises(UsageError, match="pip install py-spy"):
@@ -145,11 +148,7 @@ async def test_why_it_died(zoo: Zoo) -> None:
 
 async def test_why_an_actor_failed(zoo: Zoo, failures: list[MeshFailure]) -> None:
     """With the traceback, of one that fails of an exception; its siblings that go along, with whose failure they do."""
-    from monarch_async import Restart
-
-    group = zoo.cages.slice(gpus=slice(0, 2)).spawn(
-        "pair", type(zoo).Animal if hasattr(type(zoo), "Animal") else _animal(), restart=Restart(strategy="one_for_all")
-    )  # type: ignore[call-overload]
+    group = zoo.cages.slice(gpus=slice(0, 2)).spawn("pair", Animal, restart=Restart(strategy="one_for_all"))
     await group
     await group.slice(gpus=0).fail.broadcast()
     job = Job.here()
@@ -159,12 +158,6 @@ async def test_why_an_actor_failed(zoo: Zoo, failures: list[MeshFailure]) -> Non
     assert "ValueError in fail: on purpose" == story[0].what
     assert "line" in story[0].detail
     assert "on purpose" in story[0].detail
-
-
-def _animal() -> Any:
-    from tests.observe.zoo import Animal
-
-    return Animal
 
 
 async def test_the_tree_has_policies_and_budgets(zoo: Zoo) -> None:
@@ -237,15 +230,23 @@ async def test_a_trace_tells_the_next_messages(zoo: Zoo) -> None:
     assert 0 <= seen.duration < 1
     with pytest.raises(ValueError, match="on purpose"):
         await zoo.one(IDLE).fail.call_one()
-    rest = [row async for row in trace]
-    assert "ValueError" in [row.outcome for row in rest] or len(rest) == 2
-    assert 7 <= await zoo.one(IDLE).eat.call_one(0)
+    rest = asyncio.ensure_future(_all(trace))
+    async with asyncio.timeout(10):
+        while not rest.done():
+            await zoo.one(IDLE).eat.call_one(2)
+            await asyncio.sleep(0.02)
+    assert 2 == len(await rest)
+    assert {"ok", "ValueError"} >= {row.outcome for row in await rest}
+
+
+async def _all(rows: AsyncIterator[Any]) -> list[Any]:
+    return [row async for row in rows]
 
 
 async def test_what_is_written(zoo: Zoo) -> None:
     """An expression, a freeze, a thaw, a restart and a stop, each told; what has no policy is not restarted."""
     job = Job.here()
-    (value,) = await job.eval("animals[0]", "await self.eat.__wrapped__(self) if False else self.meals * 2")
+    (value,) = await job.eval("animals[0]", "await asyncio.sleep(0, self.meals * 2)")
     assert ("6", "int", "") == (value.value, value.type_name, value.error)
     (wrong,) = await job.eval("animals[0]", "self.nothing")
     assert "AttributeError" in wrong.error

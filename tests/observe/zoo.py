@@ -115,7 +115,7 @@ class Zoo:
     async def _until(self, kind: int, state: ProcState) -> None:
         cage = self.cages.slice(gpus=kind)
         async with asyncio.timeout(20):
-            while (await cage.health()).item().state is not state:  # noqa: ASYNC110 - there is no event for what an agent sees
+            while (await cage.health()).item().state is not state:
                 await asyncio.sleep(0.02)
 
     def close(self) -> None:

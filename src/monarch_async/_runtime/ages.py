@@ -30,8 +30,7 @@ class Ages:
         """Note which number comes next. For any thread, one at a time."""
         number = int(repr(self._requests)[len("count(") : -1])  # to ask for it would use it up
         if self._numbers and number == self._numbers[-1]:
-            self._times[-1] = now  # what comes next comes after this
-            return
+            return  # that those before were made is known since then
         if len(self._numbers) >= KEPT:
             half = KEPT // 2
             self._numbers[:half] = self._numbers[:half:2]

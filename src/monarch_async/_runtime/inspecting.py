@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["alter_runtime", "inspect_runtime"]
 
-INSIDE = "monarch_async.observe.inside.services"
+INSIDE = "monarch_async.observe.inside"
 
 
 def inspect_runtime(runtime: object, name: str, args: tuple[Any, ...]) -> Any:
@@ -27,7 +27,9 @@ def alter_runtime(runtime: object, name: str, args: tuple[Any, ...]) -> Any:
 
 
 def _find(table: str, name: str) -> Callable[..., Any]:
-    functions: Mapping[str, Callable[..., Any]] = getattr(import_module(INSIDE), table)
-    if name not in functions:
+    names: Mapping[str, str] = getattr(import_module(f"{INSIDE}.services"), table)
+    if name not in names:
         raise AttributeError(f"{name!r} is nothing that can be asked for here: is that process of another version?")
-    return functions[name]
+    module, _, function = names[name].partition(".")
+    found: Callable[..., Any] = getattr(import_module(f"{INSIDE}.{module}"), function)
+    return found

@@ -6,7 +6,8 @@ needs no answer from a process to judge it, and has what was known of it last wh
 
 Rules:
 
-* One writer per slot, apart from `Slot.clear`, which the agent calls before the process exists.
+* One writer per slot, apart from `Slot.clear`, which the agent calls before the process exists, and one byte by which it asks for
+  something.
 * Numbers may be read while they are being written: whoever reads looks again soon. Texts carry a checksum, and one that is torn reads as
   empty.
 * Times are those of `time.monotonic()`, which all processes of a host share.
@@ -30,6 +31,7 @@ _SIZE = 8192
 _NUMBERS = struct.Struct("=5d5q")
 _BEAT = struct.Struct("=d")
 _HEADER = struct.Struct("=II")
+_ASKED = 80  # where the agent asks for where handlers stand
 _HEADERS = 96  # where the headers of the texts are
 
 NOW, HANDLERS, STACK = 0, 1, 2
@@ -70,6 +72,14 @@ class Slot:
     def beat(self, now: float) -> None:
         """Change only when the watchdog has looked."""
         self._memory[: _BEAT.size] = _BEAT.pack(now)
+
+    def ask(self, wanted: bool) -> None:
+        """For the agent: have the watchdog write down, at its next look, where handlers stand that wait."""
+        self._memory[_ASKED] = wanted
+
+    @property
+    def asked(self) -> bool:
+        return bool(self._memory[_ASKED])
 
     def read(self) -> Pulse:
         return Pulse._make(_NUMBERS.unpack_from(self._memory))

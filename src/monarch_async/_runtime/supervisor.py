@@ -120,9 +120,13 @@ class Ownership:
 
     def members(self) -> Iterator[tuple[str, int, int, Member]]:
         """All members: the uid of the process, the key of the owner, the key of the member, the member."""
-        for uid in list(self._members):
+        for uid in self.processes():
             for owner, key, member in self.members_in(uid):
                 yield uid, owner, key, member
+
+    def processes(self) -> list[str]:
+        """The uids of the processes that have members."""
+        return list(self._members)
 
     def members_in(self, process: str) -> list[tuple[int, int, Member]]:
         """Those in one process: the key of the owner, the key of the member, the member."""

@@ -43,8 +43,6 @@ ASK_ANYWAY = 10
 """How many looks at an idle loop until it is asked all the same."""
 REFRESH = 0.5
 """Seconds after which the stack of a loop that is still stuck is written down again."""
-LATE = 2 * PACE
-"""Seconds between two looks, from which on this thread has not come to run: most likely the process was halted."""
 _IDLE = frozenset((asyncio.Runner.run.__code__, selectors.DefaultSelector.select.__code__))
 """Where the innermost frame of a loop's thread is while it waits for something to happen."""
 
@@ -85,7 +83,7 @@ class Watchdog:
             frame = sys._current_frames().get(self._main)
             idle = frame is not None and frame.f_code in _IDLE
             self._looks += 1
-            if now - self._last > LATE:  # after a halt: who looks at it meanwhile wants to know where it stands
+            if slot.asked:
                 self._write_handlers(now)
                 quiet = False
             if quiet and idle and self._looks % ASK_ANYWAY and not runtime.busy:

@@ -6,7 +6,7 @@ from monarch_async.errors import UsageError
 from monarch_async.observe.actors import find_actors, find_procs
 from monarch_async.observe.names import Target, parse
 from monarch_async.observe.records import Done, Evaluated
-from monarch_async.observe.survey import NoAnswer, Proc, Survey
+from monarch_async.observe.survey import Proc, Survey
 
 __all__ = ["Actions"]
 
@@ -77,8 +77,6 @@ class Actions:
         found = await find_actors(self._survey, actor)
         rows = []
         for proc, names in found.by_proc():
-            if not proc.answers:
-                raise NoAnswer(f"{proc.name} does not answer, so nothing can be evaluated there: {proc.health}")
             rows += await self._survey.alter(
                 proc.address, "eval", str(actor), expression, expression, names, limit=self._survey.patience + 10.0
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from monarch_async.observe.inside.cells import Name
@@ -34,18 +35,23 @@ class Found:
 async def actor_rows(survey: Survey, names: Sequence[Name] | None = None) -> Found:
     """The actors of these names, or all."""
     procs = await survey.procs()
-    answers = await survey.everywhere(procs, "cells", list(names) if names is not None else None)
+    asked = list(names) if names is not None else None
+    uids = [proc.uid for proc in procs]
+    silent = [proc.uid for proc in procs if proc.kind in _ALIVE and not proc.answers]
+    well = [uid for uid in uids if uid not in silent]
+    answers, told = await asyncio.gather(survey.everywhere(procs, "cells", asked), survey.everywhere(procs, "owned", silent, well))
+    late = [proc.uid for proc in procs if proc.kind in _ALIVE and proc.answers and proc.uid not in answers]
+    if late:
+        told = await survey.everywhere([proc for proc in procs if proc.uid in answers], "owned", [*silent, *late], uids)
     rows, homes = [], []
     for proc in procs:
         for entry in answers.get(proc.uid, ()):
             rows.append(_row(proc, entry))
             homes.append(proc)
-    silent = [proc for proc in procs if proc.kind in _ALIVE and proc.uid not in answers and proc.health.pid]
-    if silent:
-        for proc, row in await _of_silent(survey, procs, silent, answers):
-            if names is None or any(parse(row.actor)[0] == mesh and rank in (-1, row.rank) for mesh, rank in names):
-                rows.append(row)
-                homes.append(proc)
+    for proc, row in await _of_silent(survey, procs, {*silent, *late}, told):
+        if names is None or any(parse(row.actor)[0] == mesh and rank in (-1, row.rank) for mesh, rank in names):
+            rows.append(row)
+            homes.append(proc)
     return Found(rows, procs, homes)
 
 
@@ -57,18 +63,23 @@ def _row(proc: Proc, entry: tuple[Any, ...]) -> ActorRow:
 
 
 async def _of_silent(
-    survey: Survey, procs: Sequence[Proc], silent: Sequence[Proc], answers: Mapping[str, Any]
+    survey: Survey, procs: Sequence[Proc], silent: Collection[str], told: Mapping[str, Any]
 ) -> list[tuple[Proc, ActorRow]]:
-    """What is in processes that don't answer, as their owners know it, and as these have listed it themselves before."""
-    by_uid = {proc.uid: proc for proc in silent}
-    told = await survey.everywhere([proc for proc in procs if proc.uid in answers], "owned", list(by_uid))
+    """What is in processes that don't answer, or are ending: as their owners have told it, and as they have listed it themselves before."""
+    by_uid = {proc.uid: proc for proc in procs}
+    members = [entry for entries in told.values() for entry in entries if entry[2]]
+    gone = {uid: address for uid, address, *_ in members if uid not in by_uid}
+    if gone:
+        for proc in await survey.procs(list(gone)):
+            if proc.uid in gone:
+                by_uid[proc.uid] = proc._replace(address=gone[proc.uid])
     rows: dict[tuple[str, str], ActorRow] = {}
-    for entries in told.values():
-        for uid, key, mesh, class_name, rank, incarnation, _ in entries:
-            if key:
-                rows[uid, f"{mesh}[{rank}]"] = _silent_row(by_uid[uid], mesh, class_name, rank, incarnation)
-    for proc in silent:
-        if proc.kind == "proc":
+    for uid, _, _, mesh, class_name, rank, incarnation, _ in members:
+        if uid in by_uid:
+            rows[uid, f"{mesh}[{rank}]"] = _silent_row(by_uid[uid], mesh, class_name, rank, incarnation)
+    for uid in silent:
+        proc = by_uid[uid]
+        if proc.kind == "proc" and proc.health.pid:
             try:
                 listed: list[str] = await survey.inspect(proc.agent, "roster", proc.uid)
             except NoAnswer:
@@ -142,9 +153,12 @@ async def look(survey: Survey) -> Look:
     """One look of two that make a rate."""
     procs = await survey.procs()
     counts = await survey.everywhere(procs, "counts")
-    silent = [proc for proc in procs if proc.kind in _ALIVE and proc.uid not in counts and proc.health.pid]
-    rest = [row for _, row in await _of_silent(survey, procs, silent, counts)] if silent else []
-    return {proc.uid: proc for proc in procs}, counts, rest
+    silent = [proc.uid for proc in procs if proc.kind in _ALIVE and proc.uid not in counts]
+    rest: list[tuple[Proc, ActorRow]] = []
+    if silent:
+        told = await survey.everywhere([proc for proc in procs if proc.uid in counts], "owned", silent, [proc.uid for proc in procs])
+        rest = await _of_silent(survey, procs, silent, told)
+    return {proc.uid: proc for proc in procs}, counts, [row for _, row in rest]
 
 
 def rates(before: Look, now: Look, seconds: float) -> list[TopRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from monarch_async.observe.actors import actor_rows
 from monarch_async.observe.names import Target, concerns, parse, unknown
 from monarch_async.observe.records import Cause, Event
 from monarch_async.observe.survey import NoAnswer, Proc, Survey
@@ -36,24 +37,30 @@ async def causes(survey: Survey, target: Target) -> list[Cause]:
     Raises `UnknownName` for one that nobody has ever heard of.
     """
     mesh, rank = parse(target)
-    procs = await survey.procs()
-    events = _merge(procs, await survey.everywhere(procs, "events", agents=True))
-    told = [event for event in events if event.kind in _ENDS and _is_about(event, mesh, rank)]
-    ends = await survey.everywhere(procs, "ends", [(mesh, rank)])
-    known = [entry for entries in ends.values() for entry in entries]
+    procs, events, told, known = await _ends_of(survey, mesh, rank)
     if not told and not known:
-        cells = await survey.everywhere(procs, "cells")
-        actors = [f"{entry[1]}[{entry[3]}]" for entries in cells.values() for entry in entries]
+        actors = (row.actor for row in (await actor_rows(survey)).rows)
         here = [*actors, *(proc.name for proc in procs), *(event.subject for event in events)]
-        if not any(mesh == parse(name)[0] and rank in (-1, parse(name)[1]) for name in here):
+        if any(mesh == parse(name)[0] and rank in (-1, parse(name)[1]) for name in here):
+            return []
+        procs, events, told, known = await _ends_of(survey, mesh, rank)  # it may have ended between the two questions
+        if not told and not known:
             raise unknown(target, "actor or process", here)
-        return []
     if not told:  # stopped on purpose, of which nobody is told
         mesh, rank, _, text = known[-1]
         return [Cause(0.0, f"{mesh}[{rank}]", text, "")]
     end = told[-1]
     story = [end, *(event for event in reversed(events) if event is not end and _may_have_led(event, end, mesh, rank))]
     return [Cause(event.when, event.subject, _what(event), await _detail(survey, procs, event)) for event in _once(story)]
+
+
+async def _ends_of(survey: Survey, mesh: str, rank: int) -> tuple[list[Proc], list[Event], list[Event], list[tuple[str, int, int, str]]]:
+    """The processes, all events, those that are ends of these, and what their own processes know of their ends."""
+    procs = await survey.procs()
+    events = _merge(procs, await survey.everywhere(procs, "events", agents=True))
+    told = [event for event in events if event.kind in _ENDS and _is_about(event, mesh, rank)]
+    ends = await survey.everywhere(procs, "ends", [(mesh, rank)])
+    return procs, events, told, [entry for entries in ends.values() for entry in entries]
 
 
 def _is_about(event: Event, mesh: str, rank: int) -> bool:

@@ -16,7 +16,7 @@ from monarch_async._channel.tls import TLS
 from monarch_async._runtime.config import Network
 from monarch_async._runtime.connect import join_network
 from monarch_async._runtime.context import Message
-from monarch_async._runtime.current import install, uninstall
+from monarch_async._runtime.current import find_runtime, install, uninstall
 from monarch_async._runtime.jobfile import JobFile
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import base_service
@@ -49,7 +49,8 @@ def visiting_runtime(file: JobFile, *, write: bool) -> Runtime:
     runtime.hello = {VISITOR: f"{WRITE if write else READ}:{_who()}"}
     if file.network is not None:
         join_network(runtime, _network(file.network))
-    install(runtime)
+    if find_runtime() is None:  # else this is part of a job itself, and what it spawns belongs to that
+        install(runtime)
     return runtime
 
 

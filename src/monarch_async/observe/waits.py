@@ -27,23 +27,21 @@ async def call_rows(survey: Survey, older: float) -> list[CallRow]:
     procs = {proc.uid: proc for proc in await survey.procs()}
     answers = await survey.everywhere(procs.values(), "calls", agents=False)
     taken = {(caller, request): rest for uid, answer in answers.items() for caller, request, *rest in answer["got"]}
+    made = [(uid, *entry) for uid, answer in answers.items() for entry in answer["made"]]
+    rivals = Counter((callee, mesh, rank) for _, _, _, callee, _, mesh, rank, *_ in made)
     rows = []
-    for uid, answer in answers.items():
-        to = Counter((entry[2], entry[4], entry[5]) for entry in answer["made"] if not entry[8])
-        for who, blocks, callee, _, mesh, rank, request, age, endpoint, state in answer["made"]:
-            if age < older:
-                continue
-            actor, proc = f"{mesh}[{rank}]", procs.get(callee)
-            asked_by = ""
-            if (uid, request) in taken:
-                _, endpoint, state, _, asked_by = taken[uid, request]
-            elif proc is not None and not proc.answers and proc.health.actor == actor:
-                endpoint = endpoint or (proc.health.endpoint if to[callee, mesh, rank] == 1 else "")
-                if endpoint == proc.health.endpoint:
-                    state = "running"  # the only one that it can be in the middle of
-            caller = who if who and not who.startswith("task ") else asked_by or who or procs[uid].name
-            place = proc.name if proc is not None else ""
-            rows.append(CallRow(caller, procs[uid].name, actor, place, endpoint, state or "sent", age, blocks))
+    for uid, who, blocks, callee, _, mesh, rank, request, age, endpoint, state in made:
+        if age < older:
+            continue
+        actor, proc = f"{mesh}[{rank}]", procs.get(callee)
+        asked_by = ""
+        if (uid, request) in taken:
+            _, endpoint, state, _, asked_by = taken[uid, request]
+        elif proc is not None and not proc.answers and proc.health.actor == actor and rivals[callee, mesh, rank] == 1:
+            endpoint, state = proc.health.endpoint, "running"  # the only one that it can be in the middle of
+        caller = who if who and not who.startswith("task ") else asked_by or who or procs[uid].name
+        place = proc.name if proc is not None else ""
+        rows.append(CallRow(caller, procs[uid].name, actor, place, endpoint, state or "sent", age, blocks))
     return sorted(rows, key=lambda row: -(row.age or 0.0))
 
 

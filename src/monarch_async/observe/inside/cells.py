@@ -92,9 +92,17 @@ def _forget_seen(runtime: Runtime) -> None:
             del seen[message]
 
 
-def owned(runtime: Runtime, uids: Sequence[str]) -> list[tuple[str, int, str, str, int, int, int]]:
-    """What this process owns in those: uid, key, mesh, class, rank, incarnation, key of the owner. Processes have key 0."""
-    return [(uid, key, *member.identity, owner) for uid in uids for owner, key, member in runtime.ownership.members_in(uid)]
+def owned(runtime: Runtime, silent: Sequence[str], others: Sequence[str]) -> list[tuple[Any, ...]]:
+    """What this process owns in the `silent` processes, and in those that are none of the `others`: uid, address, key, mesh, class, rank, …
+
+    … incarnation, key of the owner. Processes have key 0.
+    """
+    uids = {uid for uid in runtime.ownership.processes() if uid in silent or uid not in others}
+    return [
+        (uid, runtime.peers[uid].address if uid in runtime.peers else runtime.me, key, *member.identity, owner)
+        for uid in uids
+        for owner, key, member in runtime.ownership.members_in(uid)
+    ]
 
 
 def wards(runtime: Runtime) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import time
 from collections import Counter
@@ -31,6 +30,8 @@ __all__ = ["freeze", "kill", "output", "outputs", "procs", "profile", "restart",
 PY_SPY = "py-spy"
 LONGEST = 10.0
 """Seconds that `py-spy` may take for one stack."""
+ASLEEP = 0.3
+"""Seconds after which a watchdog that was halted in its sleep wakes as soon as it goes on."""
 LOOKS = 25
 """How many times, 2 ms apart, it is looked whether a process that was halted has told where it stands."""
 SAME = 0.1
@@ -52,6 +53,12 @@ def _agent(runtime: Runtime) -> Agent:
         raise UsageError(f"{runtime.me} is no agent")
     found: Agent = agent
     return found
+
+
+def _py_spy() -> str:
+    """Where it is; empty if it is not installed."""
+    paths = (os.path.join(folder, PY_SPY) for folder in os.get_exec_path())
+    return next((path for path in paths if os.access(path, os.X_OK)), "")
 
 
 def usage(pid: int) -> Usage | None:
@@ -112,14 +119,14 @@ async def stack(runtime: Runtime, uid: str, native: bool = False, force: bool = 
     if proc is None:
         return health, "", ""
     pid = proc.child.pid
-    if native or (health.state is ProcState.FROZEN and shutil.which(PY_SPY)):
+    if native or (health.state is ProcState.FROZEN and _py_spy()):
         return health, await _spy("dump", "--pid", str(pid), *(["--native"] if native else [])), PY_SPY
     if health.state is ProcState.FROZEN:
         halted: dict[str, tuple[float, str]] = runtime.parts.setdefault("halted", {})
         began = time.monotonic() - health.since
         known, text = halted.get(uid, (0.0, ""))
         if not text or abs(began - known) > SAME:  # else it stands where it did
-            text = await _stack_of_halted(agent, uid, proc)
+            text = await _stack_of_halted(agent, uid, proc, health.since)
             for other in halted.keys() - agent.procs.keys():
                 del halted[other]
             halted[uid] = began, text
@@ -139,12 +146,14 @@ async def _frames(agent: Agent, uid: str, pid: int) -> Frames:
     return read_dump(await dump_from_outside(pid, pulse), pulse.main)
 
 
-async def _stack_of_halted(agent: Agent, uid: str, proc: Proc) -> str:
+async def _stack_of_halted(agent: Agent, uid: str, proc: Proc, since: float) -> str:
     """Where a process was halted: in a call; or, if its loop only waited, where its handlers stand, as its watchdog tells when it wakes."""
     child, slot = proc.child, agent.health.slot_of(uid)
     if slot is None:
         return ""
+    await asyncio.sleep(ASLEEP - since)
     with agent.health.as_if_frozen(uid):
+        slot.ask(True)
         dump = asyncio.ensure_future(_frames(agent, uid, child.pid))
         await asyncio.sleep(0)  # the signal waits for it before it goes on
         start = time.monotonic()
@@ -155,17 +164,18 @@ async def _stack_of_halted(agent: Agent, uid: str, proc: Proc) -> str:
                 return render(frames)
             for _ in range(LOOKS):
                 if slot.read().stacked >= start:
-                    break
+                    return slot.read_text(STACK).decode(errors="replace")
                 await asyncio.sleep(0.002)
-            return slot.read_text(STACK).decode(errors="replace") if slot.read().stacked >= start else ""
+            return ""
         finally:
             child.signal(signal.SIGSTOP)
+            slot.ask(False)
             await asyncio.sleep(HALTED_AGAIN)
 
 
 async def _spy(*words: str, limit: float = LONGEST) -> str:
     """What `py-spy` says. Raises `UsageError` where it is missing or fails, with what to do."""
-    if shutil.which(PY_SPY) is None:
+    if not _py_spy():
         raise UsageError("py-spy is not installed on that host: pip install py-spy")
     process = await asyncio.create_subprocess_exec(PY_SPY, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     try:
@@ -187,7 +197,7 @@ async def profile(runtime: Runtime, uid: str, seconds: float) -> tuple[int, int,
     pid = proc.child.pid
     if proc.child.halted:
         raise UsageError(f"process {pid} is frozen, so that it spends no time anywhere: thaw it")
-    if shutil.which(PY_SPY):
+    if _py_spy():
         path = Path(os.path.dirname(runtime.me.unix)) / f"profile-{pid}-{time.monotonic_ns()}.svg"
         try:
             await _spy("record", "--pid", str(pid), "--duration", str(max(1, round(seconds))), "-o", str(path), limit=seconds + LONGEST)

@@ -1,4 +1,6 @@
-"""The functions behind the doors of a process: `READS` look, `WRITES` change something.
+"""The functions behind the doors of a process, by name: `READS` look, `WRITES` change something.
+
+Each names its module here, which is loaded when it is first asked for: a process is held up while it loads something.
 
 Rules:
 
@@ -10,48 +12,43 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from monarch_async.observe.inside import acting, cells, counting, debugging, host, tracing, waiting
-
 __all__ = ["READS", "WRITES"]
 
-READS: dict[str, Callable[..., Any]] = {
-    "calls": waiting.calls,
-    "cells": cells.cells,
-    "counts": counting.counts,
-    "ends": cells.ends,
-    "events": cells.events,
-    "handlers": waiting.handlers,
-    "known_agents": cells.known_agents,
-    "links": cells.links,
-    "letters": cells.letters,
-    "output": host.output,
-    "outputs": host.outputs,
-    "owned": cells.owned,
-    "procs": host.procs,
-    "profile": host.profile,
-    "reference": cells.reference,
-    "roster": host.roster,
-    "self": cells.itself,
-    "stack": host.stack,
-    "stack_here": waiting.stack_here,
-    "state": acting.state,
-    "stops": debugging.stops,
-    "trace": tracing.trace,
-    "wards": cells.wards,
+READS: dict[str, str] = {
+    "calls": "waiting.calls",
+    "cells": "cells.cells",
+    "counts": "counting.counts",
+    "ends": "cells.ends",
+    "events": "cells.events",
+    "handlers": "waiting.handlers",
+    "known_agents": "cells.known_agents",
+    "links": "cells.links",
+    "letters": "cells.letters",
+    "output": "host.output",
+    "outputs": "host.outputs",
+    "owned": "cells.owned",
+    "procs": "host.procs",
+    "profile": "host.profile",
+    "reference": "cells.reference",
+    "roster": "host.roster",
+    "self": "cells.itself",
+    "stack": "host.stack",
+    "stack_here": "waiting.stack_here",
+    "state": "acting.state",
+    "stops": "debugging.stops",
+    "trace": "tracing.trace",
+    "wards": "cells.wards",
 }
 
-WRITES: dict[str, Callable[..., Any]] = {
-    "eval": acting.evaluate,
-    "freeze": host.freeze,
-    "kill": host.kill,
-    "pdb_command": debugging.pdb_command,
-    "restart": acting.restart,
-    "restart_proc": host.restart,
-    "thaw": host.thaw,
-    "stop_member": acting.stop_member,
-    "stop_mesh": acting.stop_mesh,
-    "stop_next": debugging.stop_next,
+WRITES: dict[str, str] = {
+    "eval": "acting.evaluate",
+    "freeze": "host.freeze",
+    "kill": "host.kill",
+    "pdb_command": "debugging.pdb_command",
+    "restart": "acting.restart",
+    "restart_proc": "host.restart",
+    "thaw": "host.thaw",
+    "stop_member": "acting.stop_member",
+    "stop_mesh": "acting.stop_mesh",
+    "stop_next": "debugging.stop_next",
 }

@@ -69,6 +69,9 @@ def test_looking(job: subprocess.Popen[str], tmp_path: Path) -> None:
     with terminal(tmp_path, "attach", "counting") as repl:
         repl.ask("counters", r"<ActorMesh 'counters' of Counter \{'gpus': 2\}>")
         repl.ask("counters.slice(gpus=0)", "ActorMesh")
+        repl.ask("del counters")
+        repl.ask("meshes ", "counters")
+        repl.ask("job.name", "'counting'")
         shown = repl.ask("ps ", r"ACTOR(?s:.*)>>>", prompt="")
         assert "counters[0]" in shown
         repl.ask("tree ", "counters")

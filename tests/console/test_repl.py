@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pexpect
 import psutil
 import pytest
 
@@ -87,6 +88,18 @@ def test_ctrl_c(repl: Terminal) -> None:
     repl.expect(">>>")
     repl.ask("await mesh.add.call(1, 2)", r"0 +3\r\n")
     assert 0 == repl.end()
+
+
+def test_ctrl_c_where_other_code_holds_the_loop(tmp_path: Path) -> None:
+    """The first can't be carried out; one after it interrupts whatever executes."""
+    with terminal(tmp_path) as repl:
+        repl.ask("def hold(): print('hold' 'ing') or [None for _ in iter(int, 1)]", blank=True)
+        repl.enter("asyncio.get_running_loop().call_soon(hold) and None; await asyncio.sleep(1000)")
+        repl.expect("holding")
+        while repl.expect([">>>", pexpect.TIMEOUT], timeout=1):
+            repl.send(CTRL_C)
+        repl.ask("'still ' + 'here'", "'still here'")
+        assert 0 == repl.end()
 
 
 def test_the_loop_goes_on_while_the_prompt_waits(repl: Terminal) -> None:

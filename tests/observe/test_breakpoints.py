@@ -228,6 +228,14 @@ async def test_stop_next(procs: ProcMesh) -> None:
     assert 42 == await mesh.answer.call_one()
 
 
+async def test_breakpoints_turned_off() -> None:
+    """The environment variable that Python has for that works in processes too."""
+    async with this_host().spawn_procs({"ranks": 1}, env={"PYTHONBREAKPOINT": "0"}) as procs:
+        mesh = await procs.spawn("stops", Stops)
+        assert 9 == await mesh.add.call_one(4)
+        assert 4 == await mesh.add_blocking.call_one(4)
+
+
 async def test_an_actor_that_is_stopped_meanwhile(procs: ProcMesh) -> None:
     """Stopping the mesh ends handlers that wait at a breakpoint, in either kind of endpoint."""
     mesh, other = await procs.spawn("stops", Stops), await procs.spawn("more", Stops)

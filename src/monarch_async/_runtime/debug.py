@@ -16,14 +16,13 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from importlib import import_module
 from queue import SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from monarch_async._runtime.cell import Cell
-from monarch_async._runtime.context import ASYNC, Handler, Message, current_message
+from monarch_async._runtime.context import ASYNC, Handler, Message, current_message, handler_hooks
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.stepping import Abandoned, all_in_steps, current_stepper, in_steps, where_stops
 from monarch_async.errors import UsageError
@@ -31,34 +30,13 @@ from monarch_async.errors import UsageError
 if TYPE_CHECKING:
     from monarch_async._runtime.remote_pdb import RemotePdb
 
-__all__ = ["Debugger", "Said", "Stop", "prepare_handlers"]
+__all__ = ["Debugger", "Stop"]
 
 _PDB = "monarch_async._runtime.remote_pdb"
 """Loaded at the first breakpoint."""
-_debuggers: list[Debugger] = []
-"""The one of this process, if it has one."""
 
-
-class Stop(NamedTuple):
-    """A session: who it is in, and where that stands. `text` is what pdb has printed last; `waits` says whether it takes a command."""
-
-    number: int
-    mesh: str
-    rank: int
-    endpoint: str
-    thread: str
-    file: str
-    line: int
-    waits: bool
-    text: str
-
-
-class Said(NamedTuple):
-    """What pdb has to say to a command. `state` is ``waits`` for the next one, or ``over``; `prompt` is what pdb would ask with."""
-
-    text: str
-    state: str
-    prompt: str
+Stop = tuple[int, str, int, str, str, str, int, bool, str]
+"""A session: number, mesh, rank, endpoint, thread, file and line where it stands, whether it waits for a command, pdb's last words."""
 
 
 class _Session:
@@ -147,8 +125,8 @@ class _Session:
     cancel = give_up
     """What a cell calls that cancels a handler whose thread is blocked."""
 
-    async def command(self, line: str) -> Said:
-        """Give pdb a line; returns when it waits for the next, or is over."""
+    async def command(self, line: str) -> tuple[str, str, str]:
+        """Give pdb a line; when it waits for the next, or is over: what it has said, which of these, what it would ask with."""
         if not self.waits or self._given_up:
             raise UsageError(f"session {self.number} does not wait for a command: its handler runs")
         self.waits = False
@@ -158,14 +136,14 @@ class _Session:
         if self._parked is not None:
             self._parked.set_result(None)
         await listener
-        return Said(self.text, "waits" if self.waits else "over", self.pdb.prompt)
+        return self.text, "waits" if self.waits else "over", self.pdb.prompt
 
     def describe(self) -> Stop:
         message = self.message
         identity = message.cell.identity if message is not None else None
         mesh, rank = (identity.mesh, identity.rank) if identity is not None else ("", 0)
         endpoint = message.endpoint if message is not None else ""
-        return Stop(self.number, mesh, rank, endpoint, self.thread, *self.place, self.waits, self.text)
+        return self.number, mesh, rank, endpoint, self.thread, *self.place, self.waits, self.text
 
 
 class Debugger:
@@ -181,7 +159,7 @@ class Debugger:
         self._noted: set[tuple[str, int]] = set()  # where a breakpoint was passed
         runtime.parts["debugger"] = self
         sys.breakpointhook = self.stop
-        _debuggers.append(self)
+        handler_hooks.append(where_stops)
 
     # In the thread that stops.
 
@@ -226,8 +204,8 @@ class Debugger:
     def stops(self) -> list[Stop]:
         return [session.describe() for session in list(self._sessions.values())]
 
-    async def command(self, number: int, line: str) -> Said:
-        """Give a session a line for pdb. Raises `UsageError` if it does not wait for one."""
+    async def command(self, number: int, line: str) -> tuple[str, str, str]:
+        """Give a session a line for pdb; see `_Session.command`. Raises `UsageError` if it does not wait for one."""
         for session in list(self._sessions.values()):
             if session.number == number:
                 return await session.command(line)
@@ -264,11 +242,6 @@ class Debugger:
             session = self._session()
             _say(f"stopped{_name(session)}, as was asked for: `pdb` in the console goes there")
             session.pdb.stop_next()
-
-
-def prepare_handlers(handlers: Mapping[str, Handler]) -> Mapping[str, Handler]:
-    """The handlers of a class, as a process that has a debugger needs them."""
-    return where_stops(handlers) if _debuggers else handlers
 
 
 def _name(session: _Session) -> str:

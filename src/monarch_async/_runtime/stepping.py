@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from queue import SimpleQueue
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 from monarch_async._runtime.context import ASYNC, Handler
 from monarch_async._runtime.current import find_runtime
@@ -41,11 +41,8 @@ class Abandoned(BaseException):
     """Raised in a handler that is parked when its task is gone."""
 
 
-class _Outcome(NamedTuple):
-    """What came of letting the thread run."""
-
-    kind: str  # "returned", "raised", "awaits", "parked"
-    value: Any
+_Outcome = tuple[str, Any]
+"""What came of letting the thread run: ``returned``, ``raised``, ``awaits`` or ``parked``, and the value of that."""
 
 
 class _Here(threading.local):
@@ -82,21 +79,21 @@ class Stepper:
         asyncio._set_running_loop(self.runtime.loop)
         while (job := self._jobs.get()) is not None:
             outcome = self._context.run(job)
-            if outcome.kind != "awaits" and self.on_end is not None:
+            if outcome[0] != "awaits" and self.on_end is not None:
                 self.on_end()
             self._outcomes.put(outcome)
 
     def _step(self, function: Callable[[Any], Any], value: Any) -> _Outcome:
         try:
-            return _Outcome("awaits", function(value))
+            return ("awaits", function(value))
         except StopIteration as end:
-            return _Outcome("returned", end.value)
+            return ("returned", end.value)
         except BaseException as error:
-            return _Outcome("raised", error)
+            return ("raised", error)
 
     def park(self, until: asyncio.Future[None]) -> None:
         """Let the loop go on until the future, one of the loop's, is done. Called by the handler, in the middle of a step."""
-        self._outcomes.put(_Outcome("parked", until))
+        self._outcomes.put(("parked", until))
         if self._jobs.get() is None:
             self._jobs.put(None)
             raise Abandoned
@@ -109,8 +106,8 @@ class Stepper:
         try:
             outcome = self._run(lambda: self._step(self._coroutine.send, None))
             while True:
-                value = outcome.value
-                if outcome.kind == "parked":
+                kind, value = outcome
+                if kind == "parked":
                     try:
                         yield from value
                     except asyncio.CancelledError as error:
@@ -118,12 +115,12 @@ class Stepper:
                         if self.on_cancel is not None:
                             self.on_cancel()
                     outcome = self._run(_nothing)
-                elif outcome.kind == "awaits":
+                elif kind == "awaits":
                     outcome = yield from self._await(value, cancelled)
                     cancelled = None
                 else:
                     ended = True
-                    if outcome.kind == "raised":
+                    if kind == "raised":
                         raise value
                     return value
         finally:

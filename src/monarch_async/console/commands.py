@@ -19,7 +19,7 @@ from monarch_async.console.looking import perform
 from monarch_async.errors import UsageError
 from monarch_async.observe.job import Job
 
-__all__ = ["Commands"]
+__all__ = ["Commands", "Own"]
 
 _NAMES = (*READS, *WRITES)
 _LINE = re.compile(r"\s*([a-z]+)(?:\s+(?!(?:in|is|and|or|not|if|for|else)\b)([\w'\"\-/.~].*))?\s*$", re.DOTALL)

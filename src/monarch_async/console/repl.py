@@ -12,11 +12,11 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from monarch_async.console.commands import Commands
+from monarch_async.console.commands import Commands, Own
 from monarch_async.console.debugger import Debugging, PdbCommand
 from monarch_async.console.prompts import PlainPrompt
 from monarch_async.console.session import Session
@@ -73,9 +73,16 @@ async def _own(session: Session, args: argparse.Namespace) -> int:
 async def _attached(session: Session, args: argparse.Namespace) -> int:
     """Somebody else's job."""
     async with attach(args.job, write=args.write, patience=args.patience) as job:
-        add_commands(session, lambda: job)
         meshes = await references(job)
         session.namespace.update({"job": job, **meshes})
+
+        async def refresh(words: Sequence[str]) -> None:
+            """``meshes``: names for those that are there now."""
+            found = await references(job)
+            session.namespace.update(found)
+            session.write(", ".join(found) or "none")
+
+        add_commands(session, lambda: job, {"meshes": refresh})
         rights = "its actors can be called and it can be changed, which is logged there" if args.write else "read-only"
         return await _interact(
             session,
@@ -91,13 +98,13 @@ async def references(job: Job) -> dict[str, Any]:
     return {name: await job.reference(name) for name in names if name.isidentifier()}
 
 
-def add_commands(session: Session, job: Callable[[], Job]) -> None:
-    """Have short commands that look into `job`."""
+def add_commands(session: Session, job: Callable[[], Job], own: Mapping[str, Own] | None = None) -> None:
+    """Have short commands that look into `job`, and these."""
 
     def enter(mode: Debugging) -> None:
         session.mode = mode
 
-    session.commands = commands = Commands(job, {"pdb": PdbCommand(job, session.write, enter)})
+    session.commands = commands = Commands(job, {"pdb": PdbCommand(job, session.write, enter), **(own or {})})
     session.namespace.update(commands.functions)
 
 

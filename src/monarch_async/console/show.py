@@ -115,6 +115,8 @@ def format_error(error: BaseException) -> str:
     if isinstance(error, MonarchError):
         said = "".join(traceback.format_exception_only(error)).rstrip()
         return "\n".join([*_own_frames(error), said.removeprefix(f"{type(error).__module__}.")])
+    if error.__cause__ is None and error.__context__ is None and not _own_frames(error):
+        return "".join(traceback.format_exception_only(error)).rstrip()
     shown = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = shown
     while part is not None:

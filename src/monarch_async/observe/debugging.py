@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from monarch_async._runtime.debug import Said
 from monarch_async.ids import ProcAddress
 from monarch_async.observe.actors import find_actors
 from monarch_async.observe.names import Target, parse
@@ -15,6 +14,14 @@ __all__ = ["Breakpoints", "Said", "Stopped"]
 
 A_WHILE = 86_400.0
 """Seconds for which pdb may go on until it stops again."""
+
+
+class Said(NamedTuple):
+    """What pdb has to say to a command. `state` is ``waits`` for the next one, or ``over``; `prompt` is what pdb would ask with."""
+
+    text: str
+    state: str
+    prompt: str
 
 
 class Stopped(NamedTuple):
@@ -49,11 +56,10 @@ class Breakpoints:
         found = []
         for uid, stops in (await survey.everywhere(procs.values(), "stops")).items():
             proc = procs[uid]
-            for stop in stops:
-                actor = f"{stop.mesh}[{stop.rank}]" if stop.mesh else stop.thread
-                if not chosen or any(mesh in (stop.mesh, stop.thread) and rank in (-1, stop.rank) for mesh, rank in chosen):
-                    fields = (actor, stop.endpoint, stop.file, stop.line, stop.waits, stop.text, proc.name)
-                    found.append(Stopped(*fields, stop.mesh, stop.rank, stop.number, proc.address))
+            for number, mesh, rank, endpoint, thread, file, line, waits, text in stops:
+                actor = f"{mesh}[{rank}]" if mesh else thread
+                if not chosen or any(name in (mesh, thread) and wanted in (-1, rank) for name, wanted in chosen):
+                    found.append(Stopped(actor, endpoint, file, line, waits, text, proc.name, mesh, rank, number, proc.address))
         return sorted(found, key=lambda one: (one.mesh, one.rank, one.number))
 
     async def pdb(self, handler: Stopped, line: str) -> Said:
@@ -61,8 +67,8 @@ class Breakpoints:
 
         Raises `UsageError` when it does not wait for a line, or is over, and `NoAnswer` when its process has ended.
         """
-        said: Said = await self._survey.alter(handler.address, "pdb_command", handler.actor, line, handler.number, line, limit=A_WHILE)
-        return said
+        said = await self._survey.alter(handler.address, "pdb_command", handler.actor, line, handler.number, line, limit=A_WHILE)
+        return Said(*said)
 
     async def stop_next(self, target: Target) -> list[str]:
         """Have actors stop at the first line of the next message that they handle; returns which. Raises `UnknownName`."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from monarch_async._runtime.debug import Debugger, Said, Stop
+from typing import TYPE_CHECKING
+
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.errors import UsageError
+
+if TYPE_CHECKING:
+    from monarch_async._runtime.debug import Debugger, Stop
 
 __all__ = ["pdb_command", "stop_next", "stops"]
 
@@ -15,7 +19,7 @@ def stops(runtime: Runtime) -> list[Stop]:
     return debugger.stops() if debugger is not None else []
 
 
-async def pdb_command(runtime: Runtime, who: str, subject: str, number: int, line: str) -> Said:
+async def pdb_command(runtime: Runtime, who: str, subject: str, number: int, line: str) -> tuple[str, str, str]:
     """Give one a line for pdb. Raises `UsageError` if it does not wait for one."""
     debugger: Debugger | None = runtime.parts.get("debugger")
     if debugger is None:

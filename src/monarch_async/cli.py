@@ -37,7 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="monarch-async", description="Actors for PyTorch jobs over many processes and hosts.")
+    parser = argparse.ArgumentParser(
+        prog="monarch-async",
+        description="Actors for PyTorch jobs over many processes and hosts.",
+        epilog="Exit status: 0 done, 1 it can't be had now (no such job, read-only, a port in use), 2 it was asked for wrongly, 130 Ctrl-C.",
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     repl = commands.add_parser(
         "repl",

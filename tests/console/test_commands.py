@@ -172,4 +172,4 @@ def test_help_lists_every_command_and_loads_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=ENVIRONMENT, check=True)
     assert "[]" == done.stdout.splitlines()[-1]
-    assert all(f"    {name} " in done.stdout for name in (*READS, *WRITES, "jobs", "doctor", "worker"))
+    assert {*READS, *WRITES, "jobs", "doctor", "worker"} <= {line.split()[0] for line in done.stdout.splitlines() if line.strip()}

@@ -14,19 +14,20 @@ from typing import Any
 
 import pytest
 
-from monarch_async import ActorError, this_host
+from monarch_async import attach_to_workers, shutdown, this_host
 from monarch_async._runtime.jobfile import RELEASE, JobFile, jobs_folder
 from monarch_async._runtime.service import ask
 from monarch_async.errors import ReadOnlyError, UsageError
 from monarch_async.observe.errors import JobError
 from monarch_async.observe.job import Job, attach
 from monarch_async.observe.listing import jobs
-from tests.observe.zoo import SPINNING, Zoo
+from tests.hosts.workers import ROOT, make_key, worker
+from tests.observe.zoo import SPINNING, Animal, Zoo
 
 
 def the_file() -> Path:
     """The only job's."""
-    (path,) = jobs_folder().glob("*.json")
+    (path,) = Path(jobs_folder()).glob("*.json")
     return path
 
 
@@ -44,7 +45,7 @@ def visitors(job: Job) -> int:
 async def test_a_job_has_a_file_while_it_lasts(zoo: Zoo) -> None:
     """That only its user can read, and which says how to reach it."""
     assert 0o600 == stat.S_IMODE(the_file().stat().st_mode)
-    assert 0o700 == stat.S_IMODE(jobs_folder().stat().st_mode)
+    assert 0o700 == stat.S_IMODE(os.stat(jobs_folder()).st_mode)
     (info,) = jobs()
     assert ("zoo", os.getpid(), "running", RELEASE) == (info.name, info.pid, info.state, info.version)
     file = JobFile.read(info.file)
@@ -113,7 +114,7 @@ class Evil:
 async def test_nothing_of_a_visitor_that_only_looks_is_unpickled(zoo: Zoo, tmp_path: Path) -> None:
     """Its questions are plain values."""
     async with attach("zoo") as job:
-        with pytest.raises(ActorError, match="read-only"):
+        with pytest.raises(ReadOnlyError, match="read-only"):
             await ask(job.runtime, job.runtime.agent, "inspect", Evil(str(tmp_path / "made")))
     assert not (tmp_path / "made").exists()
 
@@ -196,6 +197,33 @@ async def test_a_visitor_that_is_killed_leaves_nothing(zoo: Zoo, tmp_path: Path)
     assert [] == [link for link in await own.links() if link.peer == "visitor"]
 
 
+async def test_a_job_whose_program_is_stuck(state_home: Path) -> None:
+    """Its agent answers for it: what runs is listed as far as that knows it, soon, and the program is said not to answer."""
+    script = (
+        "import asyncio, sys, time\nsys.path.insert(0, sys.argv[1])\nfrom monarch_async import this_host, configure\n"
+        "from tests.observe.zoo import Animal\nasync def main():\n  configure(stop_timeout=0.3, job_name='blocked')\n"
+        "  await this_host().spawn_procs(name='cage').spawn('animal', Animal)\n"
+        "  print(1, flush=True)\n  time.sleep(99)\nasyncio.run(main())"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, ROOT, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    await process.stdout.readline()
+    async with attach("blocked", patience=0.5) as job:
+        start = time.monotonic()
+        assert [("animal[0]", "ready", "cage[0]")] == [(row.actor, row.state, row.process) for row in await job.ps()]
+        (client,) = [row for row in await job.procs() if row.kind == "client"]
+        assert ("unreachable", process.pid) == (client.state, client.pid)
+        assert "does not answer" in client.why
+        assert "cage" in (await job.stack("animal[0]"))[0].process
+        assert time.monotonic() - start < 5
+    process.kill()
+    await process.wait()
+    path = Path(jobs_folder()) / f"{job.id}.json"
+    async with asyncio.timeout(10):
+        while path.exists():
+            await asyncio.sleep(0.02)
+
+
 async def test_two_jobs_are_told_apart(zoo: Zoo, state_home: Path) -> None:
     """By their ids; a name that fits both is an error that lists them."""
     path = the_file()
@@ -210,8 +238,29 @@ async def test_two_jobs_are_told_apart(zoo: Zoo, state_home: Path) -> None:
     other.unlink()
 
 
-async def test_job_names_are_checked_like_options() -> None:
-    """An empty name is the program's."""
-    assert this_host() is not None
-    with pytest.raises(UsageError):
-        await Job.here().restart("client")
+async def test_what_is_no_proc_is_not_restarted(zoo: Zoo) -> None:
+    """The program and its agent are not for that."""
+    with pytest.raises(UsageError, match="it is the client of this job"):
+        await Job.here().kill("client")
+
+
+async def test_a_job_of_several_hosts_is_visited_over_the_network(state_home: Path, tmp_path: Path) -> None:
+    """With a copy of its file, from a host where its socket is not; its processes on all hosts are there, and refuse what they refuse."""
+    key = make_key(tmp_path)
+    with worker("--key-file", key) as (url, _):
+        there = attach_to_workers([url], key=key).spawn_procs(name="there")
+        here = this_host().spawn_procs(name="here")
+        far, near = there.spawn("far", Animal), here.spawn("near", Animal)
+        await asyncio.gather(far.pid.call_one(), near.pid.call_one())
+        copy = tmp_path / "copy.json"
+        copy.write_text(json.dumps({**json.loads(the_file().read_text()), "machine": "another"}))
+        copy.chmod(0o600)
+        async with attach(str(copy)) as job:
+            assert job.runtime.me.host != Job.here().runtime.me.host
+            assert ["far[0]", "near[0]"] == [row.actor for row in await job.ps()]
+            assert {"ready"} == {row.state for row in await job.ps()}
+            assert 2 == len([row for row in await job.procs() if row.kind == "agent"])
+            with pytest.raises(ReadOnlyError):
+                await job.eval("far[0]", "1")
+            assert {"tcp"} == {link.kind for link in await job.links() if link.peer == "visitor"}
+        await shutdown()

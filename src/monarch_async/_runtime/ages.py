@@ -13,7 +13,9 @@ import itertools
 __all__ = ["Ages"]
 
 KEPT = 512
-"""Looks that are remembered."""
+"""Looks that are remembered; as precise as below, so many reach back for years."""
+PRECISION = 1 / 16
+"""The part of an age that may be missing in it."""
 
 
 class Ages:
@@ -32,11 +34,18 @@ class Ages:
         if self._numbers and number == self._numbers[-1]:
             return  # that those before were made is known since then
         if len(self._numbers) >= KEPT:
-            half = KEPT // 2
-            self._numbers[:half] = self._numbers[:half:2]
-            self._times[:half] = self._times[:half:2]
+            self._thin(now)
         self._numbers.append(number)
         self._times.append(now)
+
+    def _thin(self, now: float) -> None:
+        """Leave out looks that say hardly more than the one before them."""
+        kept: list[int] = []
+        for index, time in enumerate(self._times):
+            if not kept or time - self._times[kept[-1]] >= (now - time) * PRECISION:
+                kept.append(index)
+        self._numbers = [self._numbers[index] for index in kept]
+        self._times = [self._times[index] for index in kept]
 
     def age(self, request: int, now: float) -> float:
         """Seconds since a request was made, at least."""

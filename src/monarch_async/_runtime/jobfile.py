@@ -16,7 +16,6 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 __all__ = ["RELEASE", "JobFile", "birth_of", "default_name", "job_files", "jobs_folder", "remove_job_file", "this_machine"]
@@ -53,17 +52,17 @@ class JobFile(NamedTuple):
     def write(self) -> Self:
         """Write it, for the first time or anew; returns it with its path. Raises `OSError`."""
         folder = jobs_folder()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = folder / f"{self.id}.json"
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        path = os.path.join(folder, f"{self.id}.json")
         fields = {name: value for name, value in self._asdict().items() if name != "path"}
-        draft = path.with_suffix(f".{os.getpid()}")
+        draft = f"{path}.{os.getpid()}"
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             json.dump({"format": FORMAT, **fields}, file)
         os.replace(draft, path)
-        return self._replace(path=str(path))
+        return self._replace(path=path)
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
+    def read(cls, path: str) -> Self:
         """Raises `OSError`; `ValueError` for what is none, or could have been read by others."""
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
@@ -74,7 +73,7 @@ class JobFile(NamedTuple):
             fields = json.loads(data)
             if fields.pop("format") != FORMAT:
                 raise ValueError("it is of another version")
-            return cls(**fields, path=str(path))
+            return cls(**fields, path=path)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} is no job file: {error}") from error
 
@@ -89,49 +88,51 @@ class JobFile(NamedTuple):
         return birth_of(self.pid) == self.born
 
 
-def jobs_folder() -> Path:
+def jobs_folder() -> str:
     """Where this user's job files are."""
     state = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    return base / "monarch_async" / "jobs"
+    base = state if os.path.isabs(state) else os.path.expanduser("~/.local/state")
+    return os.path.join(base, "monarch_async", "jobs")
 
 
 def job_files() -> Iterator[JobFile]:
     """Those that can be read, the newest first."""
     found = []
     with contextlib.suppress(OSError):
-        for path in jobs_folder().glob("*.json"):
-            with contextlib.suppress(OSError, ValueError):
-                found.append(JobFile.read(path))
+        for entry in os.scandir(jobs_folder()):
+            if entry.name.endswith(".json"):
+                with contextlib.suppress(OSError, ValueError):
+                    found.append(JobFile.read(entry.path))
     yield from sorted(found, key=lambda file: -file.started)
 
 
 def remove_job_file(id: str) -> None:
     """Remove the file of a job that has ended. Nothing happens if there is none."""
     with contextlib.suppress(OSError):
-        (jobs_folder() / f"{id}.json").unlink()
+        os.unlink(os.path.join(jobs_folder(), f"{id}.json"))
 
 
 def birth_of(pid: int) -> int:
     """When a process was started, in the kernel's ticks since boot; 0 if it is gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            line = file.read()
     except OSError:
         return 0
-    fields = stat[stat.rindex(b")") + 2 :].split()
+    fields = line[line.rindex(b")") + 2 :].split()
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def default_name() -> str:
     """What a job is called that nobody has named: after the program."""
-    program = Path(sys.argv[0] if sys.argv else "").name
+    program = os.path.basename(sys.argv[0] if sys.argv else "")
     return program.removesuffix(".py").lstrip("-") or "python"
 
 
 def this_machine() -> str:
     """This boot of this machine, and the pids that mean something here: a home folder may be shared by hosts and containers."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return os.uname().nodename

@@ -70,7 +70,8 @@ class Visit:
         for fields in messages:
             if fields[0] == CALL:
                 if why := _refusal(fields, buffers):
-                    link.send_control(pack_message((FAIL, fields[3], encode_fault(ReadOnlyError(why), actor=""))))
+                    if fields[3]:
+                        link.send_control(pack_message((FAIL, fields[3], encode_fault(ReadOnlyError(why), actor=""))))
                     continue
             elif fields[0] not in _LOOKS:
                 continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from monarch_async._core.handshake import PROTOCOL_VERSION
 from monarch_async._runtime.jobfile import JobFile, job_files, jobs_folder, remove_job_file
@@ -32,7 +31,7 @@ def find_job(job: str = "") -> JobFile:
     Raises `JobError` where it is none, none any more, or not clear which.
     """
     if os.sep in job or job.endswith(".json"):
-        return _check(_read(Path(job)))
+        return _check(_read(job))
     files = list(job_files())
     alive = [file for file in files if file.runs or not file.is_here]
     named = [file for file in alive if job in (file.name, str(file.pid)) or (len(job) > 3 and file.id.startswith(job))] if job else alive
@@ -47,7 +46,7 @@ def find_job(job: str = "") -> JobFile:
     raise JobError(f"no job {job!r} runs; there are {there}" if job and there else f"no job runs here (looked in {jobs_folder()})")
 
 
-def _read(path: Path) -> JobFile:
+def _read(path: str) -> JobFile:
     try:
         return JobFile.read(path)
     except FileNotFoundError:

@@ -285,7 +285,7 @@ class Check(NamedTuple):
 
 
 class JobInfo(NamedTuple):
-    """A job of this user: `state` is ``running``, or ``ended`` for one that has left its file behind."""
+    """A job of this user: `state` is ``running``, ``ended`` for one that has left its file behind, or ``elsewhere``, on another machine."""
 
     name: str
     id: str

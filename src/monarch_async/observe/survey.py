@@ -26,6 +26,10 @@ SILENT = frozenset(ProcState) - {ProcState.READY, ProcState.BUSY}
 """States in which a process would not answer."""
 
 
+SPARED = 5.0
+"""Seconds for which a client that did not answer is not asked again."""
+
+
 class NoAnswer(MonarchError):
     """A process did not answer in time, or is gone."""
 
@@ -68,6 +72,7 @@ class Survey:
         self.runtime = runtime
         self.patience = patience
         self._agents = {agent.uid: agent for agent in (runtime.agent, *agents)}
+        self._client_silent = 0.0  # until when it is not asked again
 
     async def inspect(self, address: ProcAddress, name: str, *args: Any, limit: float | None = None) -> Any:
         """Ask one process. Raises `NoAnswer`, or what the process does."""
@@ -103,7 +108,7 @@ class Survey:
         """Every process of the job, agents and the client too; and `others`, by uid, as far as they are remembered."""
         agents = list(self._agents.values())
         known, *answers = await asyncio.gather(self._known_agents(), *(self._procs_of(agent, others) for agent in agents))
-        new = [agent for agent in known if agent.uid not in self._agents]  # the longer a job runs, the more hosts it may have
+        new = [agent for agent in known or () if agent.uid not in self._agents]  # the longer a job runs, the more hosts it may have
         self._agents.update({agent.uid: agent for agent in new})
         answers += await asyncio.gather(*(self._procs_of(agent, others) for agent in new))
         found: dict[str, Proc] = {}
@@ -116,11 +121,19 @@ class Survey:
             for address, kind, pid, health, usage in rows:
                 if address.uid not in found or health.pid:
                     found[address.uid] = Proc(address, kind, pid, health, usage, host, agent)
+        self._judge_client(found, answered=known is not None)
+        return list(found.values())
+
+    def _judge_client(self, found: dict[str, Proc], *, answered: bool) -> None:
+        """Nobody watches the client's event loop: whether it answers is all that is known of it."""
         client, me = self.runtime.client, self.runtime.me
         if client.uid not in found:
-            own = Health(ProcState.READY, pid=os.getpid()) if client.uid == me.uid else Health(ProcState.UNREACHABLE)
-            found[client.uid] = Proc(client, "client", own.pid, own, None, os.uname().nodename, self.runtime.agent)
-        return list(found.values())
+            pid = os.getpid() if client.uid == me.uid else 0
+            found[client.uid] = Proc(client, "client", pid, Health(ProcState.READY, pid=pid), None, "", self.runtime.agent)
+        proc = found[client.uid]
+        if not answered and proc.answers:
+            why = f"its event loop does not answer: py-spy dump --pid {proc.pid} on its host tells where it is"
+            found[client.uid] = proc._replace(health=Health(ProcState.UNREACHABLE, pid=proc.pid, why=why))
 
     async def _procs_of(self, agent: ProcAddress, others: Sequence[str]) -> Any:
         up = self.runtime.hosts_up.get(agent.host)
@@ -131,12 +144,16 @@ class Survey:
         except NoAnswer:
             return None
 
-    async def _known_agents(self) -> list[ProcAddress]:
-        """The client knows of all hosts."""
+    async def _known_agents(self) -> list[ProcAddress] | None:
+        """The client knows of all hosts; `None` where it does not answer, and for some time after that."""
+        loop = self.runtime.loop
+        if loop.time() < self._client_silent:
+            return None
         try:
             known: list[ProcAddress] = await self.inspect(self.runtime.client, "known_agents")
         except NoAnswer:
-            return []
+            self._client_silent = loop.time() + SPARED
+            return None
         return known
 
     async def everywhere(self, procs: Iterable[Proc], name: str, *args: Any, agents: bool = False) -> dict[str, Any]:

@@ -39,8 +39,7 @@ def visiting_runtime(file: JobFile, *, write: bool) -> Runtime:
     if not local and (not agent.tcp or file.network is None):
         text = "its agent's socket is gone" if file.is_here else "it runs on another host, and listens on no network"
         raise JobError(f"the job {file.name!r} can't be reached: {text}")
-    uid = new_uid()
-    me = ProcAddress(uid, agent.host if local else uid, "", name="visitor")
+    me = ProcAddress(new_uid(), agent.host if local else new_uid(), "", name="visitor")
     service, table = base_service()
     runtime = Runtime(me, bytes.fromhex(file.key), Options(lease=LEASE), {**table, "proc_exited": _nothing, "warn": _nothing})
     service.bind(runtime)

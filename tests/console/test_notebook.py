@@ -149,6 +149,9 @@ def test_ipython_in_a_terminal(tmp_path: Path) -> None:
         shell.expect(r"In \[5\]:")
         shell.enter("call = mesh.sleep.call()")
         shell.expect("it begins")
+        shell.enter("'at the ' 'prompt'")
+        shell.expect("'at the prompt'")
+        shell.expect(r"In \[7\]:")
         started = list(psutil.Process(shell.pid).children(recursive=True))
         assert 0 == shell.end()
         assert [] == psutil.wait_procs(started, timeout=15)[1]

@@ -54,7 +54,15 @@ class Terminal(pexpect.spawn):  # type: ignore[misc]
         return found
 
     def end(self) -> int:
-        """Ctrl-D; returns the exit status."""
+        """Ctrl-D; returns the exit status.
+
+        After an answer, since a key has no meaning while the output of a process is being written above the prompt.
+        """
+        self.ask("'at the ' 'prompt'", "'at the prompt'")
+        return self.leave()
+
+    def leave(self) -> int:
+        """Ctrl-D at once; returns the exit status."""
         self.send(CTRL_D)
         return self.wait_ended()
 

@@ -153,7 +153,7 @@ def test_ipython_in_a_terminal(tmp_path: Path) -> None:
         shell.expect("'at the prompt'")
         shell.expect(r"In \[7\]:")
         started = list(psutil.Process(shell.pid).children(recursive=True))
-        assert 0 == shell.end()
+        assert 0 == shell.leave()
         assert [] == psutil.wait_procs(started, timeout=15)[1]
 
 

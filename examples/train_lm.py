@@ -2,20 +2,21 @@
 
     python examples/train_lm.py
 
-Four kinds of actors do the work, each in processes of its own:
+Two kinds of actors do the work, each in processes of its own:
 
 * the `DataLoader` reads the text and hands out batches;
-* each `Trainer` computes gradients on batches of its own and applies the same step as the others, so that their weights stay equal to
-  the last bit;
-* the `Reducer` averages the gradients of all trainers;
-* this program, which spawns them and asks for one step after another, is their controller.
+* each `Trainer` computes gradients on batches of its own; a collective operation averages them over all trainers, which all apply the same
+  step, so that their weights stay equal to the last bit.
+
+This program, which spawns them and asks for one step after another, is their controller.
 
 The held-out loss begins near ln 96 ≈ 4.56 nats per character, which is guessing, and has to fall by at least 2.5 nats (with --quick: by
 0.8); otherwise, or if the trainers' weights differ, the exit status is 1. That takes about a minute on two cores. The same seed and number
 of trainers give the same losses. The loss curve is written to out/loss.svg.
 
-A trainer that is lost costs some steps and no more: all trainers begin again from their last checkpoint, the lost one in a new process.
-With --kill-one the program kills one in mid-run, and ends with the very losses of a run in which that did not happen.
+A trainer that is lost costs a step and no more: it is started again in a new process and takes over the state of another one (where it is
+the only one, that of its last checkpoint), and all do that step once more. With --kill-one the program kills one in mid-run, and ends with
+the very losses of a run in which that did not happen.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from lm.curve import write_curve
 from lm.model import CharTransformer, Config, learning_rate_at, next_character_loss
 from lm.text import decode, encode, read_corpus
 
-from monarch_async import Actor, ActorDied, Restart, concurrent_endpoint, current_rank, current_size, endpoint, this_host
+from monarch_async import Actor, ActorDied, Restart, current_rank, current_size, endpoint, this_host
+from monarch_async.tensor import PeerLost, TensorActor
 
 DEFAULT_STEPS = 600
 HELD_OUT_BATCHES = 8
@@ -72,45 +74,16 @@ class DataLoader(Actor):
         return self.corpus.held_out_batch(2 * self.config.rows, self.config.context + 1, index)
 
 
-class Reducer(Actor):
-    """Averages one tensor from each of `count` trainers, and answers all of them with the mean."""
+class Trainer(TensorActor):
+    """Holds the model. Its endpoints are plain functions, so they run in a thread of the actor's own, where they may compute and wait.
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.rounds: dict[int, Round] = {}
+    As a `TensorActor` it has `self.comm`, by which the trainers work together.
+    """
 
-    @concurrent_endpoint
-    async def average(self, step: int, rank: int, part: torch.Tensor) -> torch.Tensor:
-        """Calls overlap: each waits here until the last has come. A trainer that does a step once more gives the same part again."""
-        this = self.rounds.setdefault(step, Round())
-        this.parts[rank] = part
-        if len(this.parts) == self.count:
-            # In order of rank: the sum of floats depends on the order.
-            this.mean = torch.stack([this.parts[rank] for rank in range(self.count)]).mean(dim=0)
-            this.complete.set()
-            self.rounds.clear()
-        await this.complete.wait()
-        return this.mean
-
-
-class Round:
-    """The gradients of one step."""
-
-    mean: torch.Tensor
-
-    def __init__(self) -> None:
-        self.parts: dict[int, torch.Tensor] = {}
-        self.complete = asyncio.Event()
-
-
-class Trainer(Actor):
-    """Holds the model. Its endpoints are plain functions, so they run in a thread of the actor's own, where they may compute and wait."""
-
-    def __init__(self, config: Config, loader: DataLoader, reducer: Reducer) -> None:
+    def __init__(self, config: Config, loader: DataLoader) -> None:
         torch.manual_seed(config.seed)  # the same weights everywhere
         self.config = config
         self.loader = loader
-        self.reducer = reducer
         self.model = CharTransformer(config)
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, betas=(0.9, 0.95), weight_decay=0.01)
@@ -127,15 +100,14 @@ class Trainer(Actor):
     @endpoint
     def step(self, step: int) -> float:
         """Train on one batch together with the other trainers; the loss on this one's batch."""
-        rank = current_rank().rank
-        batch = self.loader.train_batch.call_one(rank, step).get()
+        batch = self.loader.train_batch.call_one(current_rank().rank, step).get()
         self.optimizer.zero_grad()
         loss = next_character_loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
 
         gradient = torch.cat([parameter.grad.flatten() for parameter in self.parameters if parameter.grad is not None])
-        mean = self.reducer.average.call_one(step, rank, gradient).get()
-        parts = torch.split(mean, [parameter.numel() for parameter in self.parameters])
+        self.comm.all_reduce(gradient, "mean").get()  # now it is the same at all trainers
+        parts = torch.split(gradient, [parameter.numel() for parameter in self.parameters])
         for parameter, part in zip(self.parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)
 
@@ -152,6 +124,8 @@ class Trainer(Actor):
 
     @endpoint
     def steps_done(self) -> int:
+        """Answers when all trainers are up."""
+        self.comm.ready().get()
         return self.steps
 
     @endpoint
@@ -189,12 +163,12 @@ class Trainer(Actor):
         return decode(ids)
 
 
-async def back_to_checkpoint(trainers: Trainer) -> int:
-    """After a trainer was lost: wait until all are up again, and see to it that they go on from the same step; returns that."""
+async def bring_together(trainers: Trainer) -> int:
+    """After a trainer was lost: wait until it is up again, and see to it that all go on from the same step; returns that."""
     done = await trainers.steps_done.call()
     latest = max(done.values())
-    if min(done.values()) < latest:  # it was lost while the others took their checkpoint
-        ahead, behind = ([point.rank for point, steps in done.items() if (steps == latest) is there] for there in (True, False))
+    ahead, behind = ([point.rank for point, steps in done.items() if (steps == latest) is there] for there in (True, False))
+    if behind:
         state = await trainers.slice(trainers=ahead[0]).state.call_one()
         for rank in behind:
             await trainers.slice(trainers=rank).adopt.call_one(state)
@@ -207,13 +181,10 @@ async def train(config: Config, trainer_count: int, fall_wanted: float, out: Pat
     host = this_host()
     one_thread = {"OMP_NUM_THREADS": "1"}  # one core for each trainer
     loader_proc = host.spawn_procs(name="loader", preload=["torch"], env=one_thread)
-    reducer_proc = host.spawn_procs(name="reducer", preload=["torch"], env=one_thread)
-    trainer_procs = host.spawn_procs({"trainers": trainer_count}, name="trainers", preload=["torch"], env=one_thread)
+    trainer_procs = host.spawn_procs({"trainers": trainer_count}, name="trainers", preload=["torch", "torch.distributed"], env=one_thread)
 
     loader = loader_proc.spawn("loader", DataLoader, config)
-    reducer = reducer_proc.spawn("reducer", Reducer, trainer_count)
-    together = Restart(strategy="one_for_all", max_restarts=3, within=60.0)
-    trainers = trainer_procs.spawn("trainers", Trainer, config, loader, reducer, restart=together)
+    trainers = trainer_procs.spawn("trainers", Trainer, config, loader, restart=Restart(max_restarts=3, within=60.0))
     await trainers
     print(await loader.describe.call_one())
     print(f"{trainer_count} trainers are up after {time.monotonic() - began:.1f} s")
@@ -243,8 +214,8 @@ async def train(config: Config, trainer_count: int, fall_wanted: float, out: Pat
                     held_out_curve.append((step, await held_out_loss()))
                 if step % CHECKPOINT_EVERY == 0:
                     await trainers.save.call()
-            except ActorDied as lost:
-                step = await back_to_checkpoint(trainers)
+            except (ActorDied, PeerLost) as lost:
+                step = await bring_together(trainers)
                 bar.console.print(f"{lost.mesh}[{lost.rank}] was lost ({lost.reason}); all go on from step {step}")
                 train_curve = train_curve[:step]
                 held_out_curve = [(at, loss) for at, loss in held_out_curve if at <= step]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from monarch_async.tensor.actor import TensorActor, communicator
     from monarch_async.tensor.backend import Backend, Running
     from monarch_async.tensor.comm import Communicator
+    from monarch_async.tensor.compression import BF16, FP8, FP16, Compression, PowerSGD, Traffic, ddp_hook
     from monarch_async.tensor.ledger import LedgerEntry
     from monarch_async.tensor.state_dict import Published, StateDict
     from monarch_async.tensor.state_errors import PublisherGone, StateMismatch
@@ -24,13 +25,18 @@ if TYPE_CHECKING:
     from monarch_async.tensor.stuck import StuckReport, why_stuck
 
 __all__ = [
+    "BF16",
+    "FP8",
+    "FP16",
     "Backend",
     "CollectiveError",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "Communicator",
+    "Compression",
     "LedgerEntry",
     "PeerLost",
+    "PowerSGD",
     "Published",
     "PublisherGone",
     "Pulled",
@@ -40,7 +46,9 @@ __all__ = [
     "StuckReport",
     "TensorActor",
     "TensorSlice",
+    "Traffic",
     "communicator",
+    "ddp_hook",
     "why_stuck",
 ]
 
@@ -49,6 +57,7 @@ _HOMES = {
     "tensor.actor": ("TensorActor", "communicator"),
     "tensor.backend": ("Backend", "Running"),
     "tensor.comm": ("Communicator",),
+    "tensor.compression": ("BF16", "FP16", "FP8", "Compression", "PowerSGD", "Traffic", "ddp_hook"),
     "tensor.ledger": ("LedgerEntry",),
     "tensor.state_dict": ("Published", "StateDict"),
     "tensor.state_errors": ("PublisherGone", "StateMismatch"),

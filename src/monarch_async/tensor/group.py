@@ -138,6 +138,15 @@ class Group(Forming):
 
     # Operations.
 
+    @property
+    def owes(self) -> bool:
+        """Whether the next operation is refused, since an epoch has ended and nobody here was told."""
+        return self._owed is not None
+
+    def abandon(self, error: BaseException) -> None:
+        """This member will not call what the others may have called already: they are told, and who has called it here."""
+        self._over(error, owed=False, refused=self.epoch is None)
+
     def submit(self, operation: Operation, timeout: float | None, line: str) -> Future[Any]:
         """Take an operation: it is begun now, or, while the group forms, when that has come about."""
         signature = operation.signature

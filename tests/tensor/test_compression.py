@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from monarch_async import ProcMesh, Restart, UsageError
 from monarch_async.tensor import BF16, FP8, FP16, CollectiveError, Compression, PeerLost, PowerSGD, ddp_hook
-from tests.tensor.members import Member
+from tests.tensor.members import Member, OverGloo
 
 Spawn = Callable[..., tuple[ProcMesh, Any]]
 ROWS, COLUMNS = 700, 300  # enough for threads
@@ -28,12 +28,6 @@ COMPRESSIONS: dict[str, Callable[[], Compression]] = {
 SHARES = {"BF16": 0.5, "FP16": 0.5, "FP8": 0.251, "PowerSGD": 4 * (ROWS + COLUMNS) / (ROWS * COLUMNS)}
 ERRORS = {"BF16": 0.02, "FP16": 0.003, "FP8": 0.1, "PowerSGD": 1e-5}
 """By norm, of a matrix whose rank PowerSGD has."""
-
-
-class OnGloo(Member):
-    """Its bytes go by TCP, where they can be counted."""
-
-    comm_backend = "gloo"
 
 
 def matrix(index: int) -> torch.Tensor:
@@ -116,7 +110,7 @@ async def cancelled(member: Member, who: int) -> str:
 
 async def test_awaited(spawn: Spawn) -> None:
     """All compressions over three processes: errors, equal results, counted bytes that are those on the wire; many at once; errors."""
-    _, members = spawn({"gpus": 3}, kind=OnGloo)
+    _, members = spawn({"gpus": 3}, kind=OverGloo)
     for name in COMPRESSIONS:
         for mean in (False, True):
             results = list((await members.run.call(compressed, name, mean)).values())
@@ -198,7 +192,7 @@ async def who_is_lost(member: Member) -> int | None:
 
 async def _training(member: Member) -> None:
     """Until the first bytes have moved."""
-    while "compress" not in member.state or not member.state["compress"].traffic.moved:  # noqa: ASYNC110 - a thread trains, and tells nobody
+    while "compress" not in member.state or not member.state["compress"].traffic.moved:
         await asyncio.sleep(0.01)
 
 

@@ -14,7 +14,7 @@ from monarch_async import UsageError
 from monarch_async.tensor.compressors import BF16, FP8, FP16, AllGather, AllReduce, AllToAll, Compression, Place, PowerSGD, Request
 
 
-def exchange(requests: Sequence[Request]) -> list[torch.Tensor]:
+def exchange(requests: Sequence[Request]) -> list[list[torch.Tensor]]:
     """What the members are answered."""
     first = requests[0]
     tensors = [request[0] for request in requests]
@@ -23,11 +23,11 @@ def exchange(requests: Sequence[Request]) -> list[torch.Tensor]:
         total = sum(tensors[1:], tensors[0].clone())
         for tensor in tensors:
             tensor.copy_(total)
-        return tensors
+        return [[tensor] for tensor in tensors]
     if isinstance(first, AllToAll):
-        return [torch.stack([rows[index] for rows in tensors]) for index in range(len(tensors))]
+        return [[rows[index] for rows in tensors] for index in range(len(tensors))]
     assert isinstance(first, AllGather)
-    return [torch.stack(tensors)] * len(tensors)
+    return [tensors] * len(tensors)
 
 
 def together(

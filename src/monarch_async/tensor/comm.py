@@ -21,7 +21,7 @@ from monarch_async.future import Future, as_future
 from monarch_async.shape import Extent
 from monarch_async.tensor.batch import Batch
 from monarch_async.tensor.choosing import BACKENDS, backend_of, maker_of
-from monarch_async.tensor.compression import Compression, Turns, compressed_all_reduce
+from monarch_async.tensor.compression import Compression, Turns
 from monarch_async.tensor.group import Check, Group
 from monarch_async.tensor.ledger import LedgerEntry, callers_line
 from monarch_async.tensor.membership import Circle, circle_of
@@ -71,13 +71,9 @@ class Communicator:
         backend, timeout, check = settings
         self._kind = backend_of(circle, backend)
         self._group = Group(circle, ranks, name, maker_of(circle, ranks, self._kind), timeout, check)
-        self._compressing = Turns(self._group)
+        self._compressed = Turns(self._group)
 
     # Who it is.
-
-    @property
-    def name(self) -> str:
-        return self._group.name
 
     @property
     def rank(self) -> int:
@@ -226,16 +222,12 @@ class Communicator:
     ) -> Future[torch.Tensor]:
         """Combine the tensors of all members, into each of them; with `premul` each is multiplied with its member's factor first.
 
-        With `compress` fewer bytes move, for a result that is less exact: await that before the next call. `key` names the tensor where the
-        compression keeps something of it from one time to the next.
+        With `compress` fewer bytes move, and the result is less exact: await it before the next call. `PowerSGD` keeps state by `key`.
         """
         if compress is not None:
             check_tensors(self._kind, tensor)
-            compress.check(tensor, op, key)
-            if premul is not None or self._batch is not None:
-                raise UsageError("compress= goes with neither premul= nor coalesce()")
-            work = compressed_all_reduce(self, self._compressing, tensor, op == "mean", compress, key, timeout)
-            return as_future(self._circle.runtime, work)
+            alone = premul is None and self._batch is None
+            return self._compressed.all_reduce(self, tensor, op, compress, key, timeout, alone)
         return self._run(make_all_reduce(self._kind, self.size, tensor, op, premul), timeout)
 
     def reduce(

@@ -26,12 +26,26 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from monarch_async.errors import CollectiveError, CollectiveTimeout
-from monarch_async.tensor.compressors import BF16, FP8, FP16, AllReduce, AllToAll, Compression, Place, PowerSGD, Request, Steps, Traffic
+from monarch_async.errors import CollectiveError, CollectiveTimeout, PeerLost, UsageError
+from monarch_async.future import Future, as_future
+from monarch_async.tensor.compressors import (
+    BF16,
+    FP8,
+    FP16,
+    AllReduce,
+    AllToAll,
+    Answer,
+    Compression,
+    Place,
+    PowerSGD,
+    Request,
+    Steps,
+    Traffic,
+)
 from monarch_async.tensor.group import Group
 from monarch_async.tensor.reductions import HEAVY
 
-__all__ = ["BF16", "FP8", "FP16", "Compression", "PowerSGD", "Traffic", "Turns", "compressed_all_reduce", "ddp_hook"]
+__all__ = ["BF16", "FP8", "FP16", "Compression", "PowerSGD", "Traffic", "Turns", "ddp_hook"]
 
 Hook = Callable[[object, GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -39,8 +53,8 @@ Hook = Callable[[object, GradBucket], torch.futures.Future[torch.Tensor]]
 class Comm(Protocol):
     """A communicator, as far as it is wanted here."""
 
-    @property
-    def name(self) -> str: ...
+    _compressed: Turns
+
     @property
     def size(self) -> int: ...
     @property
@@ -63,7 +77,41 @@ class Turns:
         self.failures = 0
         self.error: BaseException | None = None
 
-    async def formed(self, timeout: float | None) -> int:
+    def all_reduce(
+        self, comm: Comm, tensor: torch.Tensor, op: str, compress: Compression, key: Hashable, timeout: float | None, alone: bool
+    ) -> Future[torch.Tensor]:
+        """See `Communicator.all_reduce`; `alone`: it is asked for nothing else, and not in a batch."""
+        if not alone:
+            raise UsageError("compress= goes with neither premul= nor coalesce()")
+        compress.check(tensor, op, key)
+        return as_future(self.group.circle.runtime, self._steps(comm, tensor, op == "mean", compress, key, timeout))
+
+    async def _steps(
+        self, comm: Comm, tensor: torch.Tensor, mean: bool, compress: Compression, key: Hashable, timeout: float | None
+    ) -> torch.Tensor:
+        """All steps of one sum, in turn."""
+        failures = self.failures
+        known = False  # whether the other members hear of what goes wrong here, from an operation under way
+        try:
+            async with self.lock:
+                if self.failures != failures and self.error is not None:
+                    raise self.error
+                place = Place(self.group.name, await self._formed(timeout), comm.size)
+                steps = compress.run([tensor], [key], place, mean)
+                request = await _next(steps, None, tensor.numel() > HEAVY)
+                while request is not None:
+                    known = True
+                    self._check_epoch(place.epoch)
+                    answer = await _awaited(comm, request, timeout)
+                    known = False
+                    request = await _next(steps, answer, tensor.numel() > HEAVY)
+                return tensor
+        except BaseException as error:
+            if self.failures == failures:
+                self._failed(error, known=known or isinstance(error, PeerLost))
+            raise
+
+    async def _formed(self, timeout: float | None) -> int:
         """The epoch in which what is called next will be done, or refused."""
         group = self.group
         limit = group.timeout if timeout is None else timeout
@@ -75,13 +123,13 @@ class Turns:
                 raise CollectiveTimeout(f"{group.name} was not formed within {limit:g} s") from None
         return group.number
 
-    def check_epoch(self, number: int) -> None:
+    def _check_epoch(self, number: int) -> None:
         """Raises `CollectiveError` where that epoch has ended, and what is called next would be done in another one."""
         group = self.group
         if not group.owes and not (group.ready and group.number == number):
             raise CollectiveError(f"epoch {number} of {group.name} has ended between the steps of a compressed all_reduce")
 
-    def failed(self, error: BaseException, *, known: bool) -> None:
+    def _failed(self, error: BaseException, *, known: bool) -> None:
         """Of the sum whose turn it is, or that waits for it. `known`: the other members hear of it already."""
         cancelled = not isinstance(error, Exception)
         if cancelled or not known:
@@ -93,33 +141,7 @@ class Turns:
         self.error = error
 
 
-async def compressed_all_reduce(
-    comm: Comm, turns: Turns, tensor: torch.Tensor, mean: bool, compress: Compression, key: Hashable, timeout: float | None
-) -> torch.Tensor:
-    """All steps of one sum, in turn."""
-    failures = turns.failures
-    known = False  # whether the other members hear of what goes wrong here, from an operation under way
-    try:
-        async with turns.lock:
-            if turns.failures != failures and turns.error is not None:
-                raise turns.error
-            place = Place(comm.name, await turns.formed(timeout), comm.size)
-            steps = compress.run([tensor], [key], place, mean)
-            request = await _next(steps, None, tensor.numel() > HEAVY)
-            while request is not None:
-                known = True
-                turns.check_epoch(place.epoch)
-                answer = await _awaited(comm, request, timeout)
-                known = False
-                request = await _next(steps, answer, tensor.numel() > HEAVY)
-            return tensor
-    except BaseException as error:
-        if turns.failures == failures:
-            turns.failed(error, known=known)
-        raise
-
-
-async def _next(steps: Steps, answer: torch.Tensor | None, heavy: bool) -> Request | None:
+async def _next(steps: Steps, answer: Answer | None, heavy: bool) -> Request | None:
     """The next step, `None` at the end. Cancelled, it ends when its thread does: the tensors are nobody else's before."""
     if not heavy:
         return _advance(steps, answer)
@@ -138,27 +160,29 @@ def _advance(steps: Steps, answer: Any) -> Request | None:
         return None
 
 
-async def _awaited(comm: Comm, request: Request, timeout: float | None) -> torch.Tensor:
+async def _awaited(comm: Comm, request: Request, timeout: float | None) -> Answer:
     if isinstance(request, AllReduce):
-        summed: torch.Tensor = await comm.all_reduce(request.tensor, timeout=timeout)
-        return summed
+        return [await comm.all_reduce(request.tensor, timeout=timeout)]
+    answer: Answer
     if isinstance(request, AllToAll):
-        return torch.stack(await comm.all_to_all(list(request.rows), timeout=timeout))
-    return torch.stack(await comm.all_gather(request.row, timeout=timeout))
+        answer = await comm.all_to_all(list(request.rows), timeout=timeout)
+    else:
+        answer = await comm.all_gather(request.row, timeout=timeout)
+    return answer
 
 
-def _blocking(group: Any, request: Request) -> torch.Tensor:
+def _blocking(group: Any, request: Request) -> Answer:
     if isinstance(request, AllReduce):
         group.allreduce([request.tensor]).wait()
-        return request.tensor
+        return [request.tensor]
     if isinstance(request, AllToAll):
         rows = torch.empty_like(request.rows)
         group.alltoall_base(rows.view(-1), request.rows.view(-1), [], []).wait()
-        return rows
+        return list(rows)
     row = request.row
     whole = torch.empty(group.size() * row.numel(), dtype=row.dtype, device=row.device)
     group._allgather_base(whole, row).wait()
-    return whole.view(group.size(), -1)
+    return list(whole.view(group.size(), -1))
 
 
 def ddp_hook(comm: Comm, compress: Compression) -> Hook:
@@ -170,7 +194,7 @@ def ddp_hook(comm: Comm, compress: Compression) -> Hook:
     Raises `UsageError` while the group is not formed.
     """
     group: Any = comm.process_group
-    place = Place(comm.name, comm.epoch, comm.size)
+    place = Place(comm._compressed.group.name, comm.epoch, comm.size)
     thread = ThreadPoolExecutor(1, "monarch_async compressing")  # ends with the hook
 
     def reduce(tensors: list[torch.Tensor], keys: list[int], buffer: torch.Tensor, done: torch.futures.Future[torch.Tensor]) -> None:

@@ -22,11 +22,25 @@ from monarch_async.errors import UsageError
 from monarch_async.tensor.eightbit import dequantise, parts_of, quantise
 from monarch_async.tensor.lowrank import as_matrix, first_q, is_smaller, orthonormal, residual
 
-__all__ = ["BF16", "FP8", "FP16", "AllGather", "AllReduce", "AllToAll", "Compression", "Place", "PowerSGD", "Request", "Steps", "Traffic"]
+__all__ = [
+    "BF16",
+    "FP8",
+    "FP16",
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Answer",
+    "Compression",
+    "Place",
+    "PowerSGD",
+    "Request",
+    "Steps",
+    "Traffic",
+]
 
 
 class AllReduce(NamedTuple):
-    """The sum of all members, in place; answered with the tensor."""
+    """The sum of all members, in place; answered with it."""
 
     tensor: torch.Tensor
 
@@ -44,7 +58,8 @@ class AllGather(NamedTuple):
 
 
 Request = AllReduce | AllToAll | AllGather
-Steps = Generator[Request, torch.Tensor, None]
+Answer = Sequence[torch.Tensor]
+Steps = Generator[Request, Answer, None]
 
 
 class Place(NamedTuple):
@@ -188,11 +203,14 @@ class FP8(Compression):
             values = torch.zeros(parts.elements, dtype=torch.float32, device=given.device)
             values[:count].copy_(given.reshape(-1))
             came = yield AllToAll(quantise(values.view(members, chunks, chunk)))
-            total = dequantise(came, chunks, chunk).sum(0)
+            total = dequantise(came[0], chunks, chunk)
+            for row in came[1:]:
+                total += dequantise(row, chunks, chunk)
             if mean:
                 total /= members
             whole = yield AllGather(quantise(total))
-            given.copy_(dequantise(whole, chunks, chunk).view(-1)[:count].view(given.shape))
+            torch.stack([dequantise(row, chunks, chunk) for row in whole], out=values.view(members, chunks, chunk))
+            given.copy_(values[:count].view(given.shape))
 
 
 class _Memory:
@@ -290,7 +308,7 @@ def _put_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         tensor.copy_(part.view(tensor.shape))
 
 
-def _means(tensors: Sequence[torch.Tensor], members: int) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
+def _means(tensors: Sequence[torch.Tensor], members: int) -> Generator[Request, Answer, list[torch.Tensor]]:
     """The members' means of several tensors, moved as one."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     yield AllReduce(flat)

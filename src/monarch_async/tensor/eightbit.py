@@ -23,6 +23,8 @@ LARGEST = 448.0
 SCALE_BYTES = 4
 LEAST_SCALE = 2.0**-126
 """The smallest normal float32: a smaller scale would itself be off by too much."""
+VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
+"""By code."""
 SLACK = 1 + 2.0**-20
 """What the divisions and products in float32 add to the error."""
 
@@ -60,10 +62,11 @@ def quantise(values: torch.Tensor) -> torch.Tensor:
 def dequantise(data: torch.Tensor, chunks: int, chunk: int) -> torch.Tensor:
     """The other way round: float32 [..., chunks, chunk]."""
     count = chunks * chunk
-    codes = data[..., :count].contiguous().view(torch.float8_e4m3fn).view(*data.shape[:-1], chunks, chunk)
+    codes = data[..., :count].reshape(-1).int()
     scales = data[..., count:].clone(memory_format=torch.contiguous_format).view(torch.float32)  # aligned
-    values: torch.Tensor = codes.to(torch.float32) * scales.unsqueeze(-1)
-    return values
+    # By a table: torch's own conversion takes five times as long on a CPU.
+    values = VALUES.to(data.device).index_select(0, codes).view(*data.shape[:-1], chunks, chunk)
+    return values.mul_(scales.unsqueeze(-1))
 
 
 def error_bound(values: torch.Tensor) -> torch.Tensor:

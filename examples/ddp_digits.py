@@ -32,7 +32,7 @@ try:
     from torch.nn import functional as F
     from torch.nn.parallel import DistributedDataParallel
 except ImportError as missing:
-    sys.exit(f"{missing.name} is not installed; in the project's folder: python3 -m pip install torch==2.13.0 -e '.[torch,examples]'")
+    sys.exit(f"{missing.name} is not installed; in the project's folder: python3 -m pip install torch==2.13.0 -e '.[torch,digits]'")
 
 from monarch_async import Restart, current_rank, endpoint, this_host
 from monarch_async.tensor import CollectiveError, PeerLost, TensorActor

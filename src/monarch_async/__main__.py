@@ -1,4 +1,4 @@
-"""``python -m monarch_async``: the command line."""
+"""``python -m monarch_async``: the command line; without arguments the REPL."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import sys
 from monarch_async.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:] or ["repl"]))

@@ -102,7 +102,7 @@ def _unhandled(client: Client, failure: MeshFailure) -> None:
 
     def call() -> None:
         client.show_all()
-        call_unhandled_fault_hook(failure)
+        contextvars.Context().run(call_unhandled_fault_hook, failure)  # not as whoever has started the runtime
 
     if failure.process and is_default_hook():
         client.runtime.loop.call_later(LAST_WORDS, call)

@@ -18,7 +18,7 @@ from monarch_async.errors import MonarchError, ReadOnlyError, UsageError
 
 __all__ = ["main"]
 
-_WORKER = "monarch_async.console.working"
+_PROMPTS, _WORKER = "monarch_async.console.repl", "monarch_async.console.working"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,6 +43,23 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 done, 1 not to be had now (no such job, read-only, a port in use), 2 asked for wrongly, 130 Ctrl-C.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    repl = commands.add_parser(
+        "repl",
+        help="a prompt with the runtime at hand",
+        description="A Python prompt in a running event loop, with the runtime's names at hand; `await` works there. "
+        "`python -m monarch_async` without a command is the same. What is piped in is run as a script.",
+    )
+    attach = commands.add_parser(
+        "attach",
+        help="the same for a job that runs already",
+        description="A Python prompt that looks into a running job: its meshes are there by name, and these commands without --job.",
+    )
+    attach.add_argument("job", metavar="JOB", nargs="?", default="", help="its name, id, pid or file; not needed where only one runs")
+    attach.add_argument("--write", action="store_true", help="be allowed to call its actors and to change it; what is done is logged there")
+    attach.add_argument("--patience", type=float, default=1.0, metavar="S", help="seconds in which each process is to answer (1)")
+    for prompt in (repl, attach):
+        prompt.add_argument("--plain", action="store_true", help="do without prompt_toolkit, also where it is installed")
+        prompt.set_defaults(module=_PROMPTS)
     add_commands(commands)
     worker = commands.add_parser(
         "worker",

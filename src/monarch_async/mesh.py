@@ -109,6 +109,9 @@ class ActorMesh(MeshOps):
         self.__dict__[name] = endpoint
         return endpoint
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._endpoints})  # for those who complete names
+
     def _find_endpoint(self, name: str) -> Any:
         if not isinstance(self._cls, str):
             definition = definitions_of(self._cls).get(name)

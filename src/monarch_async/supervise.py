@@ -23,11 +23,16 @@ _ADVICE = (
 
 
 def unhandled_fault_hook(failure: MeshFailure) -> None:
-    """Report the failure in full and end the program with status 1. Everything it has spawned ends with it."""
+    """Report the failure in full and end the program with status 1. Everything it has spawned ends with it.
+
+    A program with a prompt (a REPL, a notebook) goes on: somebody is there to deal with it.
+    """
+    has_prompt = hasattr(sys, "ps1")
     sys.stdout.flush()
-    sys.stderr.write(f"monarch_async: unhandled failure\n{failure.report()}\n\n{_ADVICE}\n")
+    sys.stderr.write(f"monarch_async: unhandled failure\n{failure.report()}\n" + ("" if has_prompt else f"\n{_ADVICE}\n"))
     sys.stderr.flush()
-    os._exit(1)
+    if not has_prompt:
+        os._exit(1)
 
 
 def _hook() -> Callable[[MeshFailure], None]:

@@ -160,7 +160,7 @@ async def test_one_of_the_first_processes_dies_while_others_start(tmp_path: Path
 async def wait_for_gate() -> None:
     gate, rank = os.environ["GATE"], os.environ["RANK"]
     Path(f"{gate}.{rank}").touch()
-    while rank == "1" and not os.path.exists(gate):
+    while rank == "1" and not os.path.exists(gate):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 

@@ -119,7 +119,7 @@ async def test_watches_that_time_out_leave_nothing(place: ProcMesh) -> None:
             async with asyncio.timeout(0.02):
                 await watch(worker)
     async with asyncio.timeout(5):
-        while (0, 0) != await worker.watched.call_one():  # it may be in another process
+        while (0, 0) != await worker.watched.call_one():  # noqa: ASYNC110  # it may be in another process
             await asyncio.sleep(0.002)
     await until(lambda: not watching(), 1)
 

@@ -65,13 +65,13 @@ class Member(Actor):
     @concurrent_endpoint
     async def begun(self) -> None:
         """Returns when `sleep` runs."""
-        while not self.log:  # another process sees nothing else of it
+        while not self.log:  # noqa: ASYNC110  # another process sees nothing else of it
             await asyncio.sleep(0.002)
 
     @concurrent_endpoint
     async def finished(self) -> None:
         """Returns when it has ended."""
-        while "ended" not in self.log:  # the same
+        while "ended" not in self.log:  # noqa: ASYNC110  # the same
             await asyncio.sleep(0.002)
 
     @concurrent_endpoint

@@ -217,7 +217,11 @@ def test_what_the_system_refuses_is_an_os_error() -> None:
     assert fds == len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("data", [b"abc", memoryview(b"abc"), memoryview(bytearray(b"abc")), memoryview(b""), b""], ids=repr)
+@pytest.mark.parametrize(
+    "data",
+    [b"abc", memoryview(b"abc"), memoryview(bytearray(b"abc")), memoryview(b""), b""],
+    ids=["bytes", "read-only", "writable", "empty", "no bytes"],
+)
 def test_both_ways_to_write(data: bytes | memoryview) -> None:
     """From writable and read-only memory, and from none."""
     segment = new_segment()

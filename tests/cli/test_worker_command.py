@@ -20,8 +20,8 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help() -> None:
-    """Without a command and with --help it says what there is."""
-    assert "worker" in run().stdout
+    """With --help it says what there is, for all and for one command."""
+    assert "worker" in run("--help").stdout
     done = run("worker", "--help")
     assert (0, True) == (done.returncode, "--key-file" in done.stdout)
 

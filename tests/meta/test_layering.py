@@ -44,8 +44,8 @@ LAYERS: dict[str, list[str]] = {
         """linux fdwire tasks pulse stacks config start jobfile loops history ages context answer thread child forked zygote
         launcher outgoing link room lane peer tree leases borrowing lending local origin debt waits suspects behavior resumed life
         cell chains roster absent output serving supervisor restarts retrying visiting inspecting connect branch lives runtime
-        current control service copying buffers direct ucx transfers broker fanout health agent bootstrap attach worker client
-        watchdog proc""",
+        current stepping remote_pdb debug control service copying buffers direct ucx transfers broker fanout health agent
+        bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
         """supervise ambient shared peering value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members

@@ -192,7 +192,7 @@ async def who_is_lost(member: Member) -> int | None:
 
 async def _training(member: Member) -> None:
     """Until the first bytes have moved."""
-    while "compress" not in member.state or not member.state["compress"].traffic.moved:
+    while "compress" not in member.state or not member.state["compress"].traffic.moved:  # noqa: ASYNC110  # another thread moves them
         await asyncio.sleep(0.01)
 
 

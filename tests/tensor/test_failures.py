@@ -279,7 +279,7 @@ def life(member: Member) -> int:
 async def all_live_again(members: Any) -> None:
     """Until every member is in its next life."""
     async with asyncio.timeout(20):
-        while {1} != set((await members.run.options(return_exceptions=True).call(life)).values()):  # no event tells
+        while {1} != set((await members.run.options(return_exceptions=True).call(life)).values()):  # noqa: ASYNC110  # no event tells
             await asyncio.sleep(0.02)
 
 

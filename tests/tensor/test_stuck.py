@@ -33,7 +33,7 @@ async def joins(member: Member, who: int, go: str) -> None:
 
 
 async def dawdle(go: str) -> None:
-    while not os.path.exists(go):  # another process makes it
+    while not os.path.exists(go):  # noqa: ASYNC110  # another process makes it
         await asyncio.sleep(0.01)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import subprocess
 import sys
@@ -239,10 +240,14 @@ class Client:
         self._print(self._folder.flush())
 
     def _print(self, shown: list[Any]) -> None:
+        if shown:
+            # Not in the context of whoever has started the runtime: a notebook would show it in that cell for ever.
+            contextvars.Context().run(self._write, shown)
+
+    def _write(self, shown: list[Any]) -> None:
         for stream, text in shown:
             print(text, file=sys.stdout if stream == "stdout" else sys.stderr)
-        if shown:
-            sys.stdout.flush()
+        sys.stdout.flush()
 
     # The end.
 

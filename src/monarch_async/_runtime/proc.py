@@ -13,6 +13,7 @@ from monarch_async._runtime.connect import join_network
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.control import Control
 from monarch_async._runtime.current import install
+from monarch_async._runtime.debug import Debugger
 from monarch_async._runtime.loops import new_event_loop
 from monarch_async._runtime.pulse import NO_SLOT, inherited_page
 from monarch_async._runtime.runtime import Runtime
@@ -40,6 +41,7 @@ async def _serve(config: ProcConfig, control: socket.socket) -> None:
 
     runtime = Runtime(config.me, config.key, config.options, {**table, "proc_exited": proc_exited})
     service.bind(runtime)
+    Debugger(runtime)
     runtime.agent, runtime.client = config.agent, config.client
     if config.network is not None:
         join_network(runtime, config.network)

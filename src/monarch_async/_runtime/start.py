@@ -16,7 +16,7 @@ __all__ = ["READY", "make_directory", "remove_directory", "start_agent"]
 READY = b"r"
 """What an agent says over its control socket when it serves."""
 _BOOT = "import sys; sys.path.insert(0, sys.argv[2]); from monarch_async._runtime.bootstrap import main; main(int(sys.argv[1]))"
-_LONGEST_BASE = 70  # the path of a unix socket has at most 107 bytes
+_LONGEST_BASE = 56  # the path of a unix socket has at most 107 bytes, and inboxes have long names
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 

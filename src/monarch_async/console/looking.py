@@ -19,7 +19,7 @@ from monarch_async.console.tables import render, render_hops, render_stacks, ren
 from monarch_async.observe.job import Job, attach
 from monarch_async.observe.records import to_json
 
-__all__ = ["run"]
+__all__ = ["perform", "run"]
 
 _CLEAR = "\x1b[H\x1b[2J"
 _Show = Callable[[Any], str]
@@ -38,7 +38,12 @@ def run(args: argparse.Namespace) -> int:
 
 async def _look(args: argparse.Namespace) -> None:
     async with attach(args.job, write=args.write, patience=args.patience) as job:
-        await _COMMANDS.get(args.command, _ask)(job, args)
+        await perform(job, args)
+
+
+async def perform(job: Job, args: argparse.Namespace) -> None:
+    """Run one of them on a job."""
+    await _COMMANDS.get(args.command, _ask)(job, args)
 
 
 async def _ask(job: Job, args: argparse.Namespace) -> None:

@@ -26,6 +26,7 @@ from monarch_async.ids import ProcAddress
 from monarch_async.observe.actions import Actions
 from monarch_async.observe.actors import actor_rows, find_actors, find_procs, look, proc_rows, rates
 from monarch_async.observe.bundle import write_bundle
+from monarch_async.observe.debugging import Breakpoints
 from monarch_async.observe.errors import JobError
 from monarch_async.observe.flame import flame_graph
 from monarch_async.observe.listing import find_job
@@ -65,7 +66,7 @@ LIMITS = (100_000, 1 << 30)
 """Bounds on what is under way to the actors of a reference, in messages and bytes."""
 
 
-class Job(Actions):
+class Job(Actions, Breakpoints):
     """See the module's text. Use it in the event loop in which it was made."""
 
     def __init__(

@@ -6,7 +6,7 @@ awaited for the result, or, in a `def` endpoint, asked with ``get()``. Nothing b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -18,13 +18,11 @@ from monarch_async.ambient import on_loop
 from monarch_async.errors import UsageError
 from monarch_async.exchange import this_membership
 from monarch_async.future import Future, as_future
-from monarch_async.peering import Peering
 from monarch_async.shape import Extent
-from monarch_async.tensor.backend import Backend, GlooBackend
 from monarch_async.tensor.batch import Batch
+from monarch_async.tensor.choosing import BACKENDS, backend_of, maker_of
 from monarch_async.tensor.compression import Compression, Turns
 from monarch_async.tensor.group import Check, Group
-from monarch_async.tensor.host import HostBackend
 from monarch_async.tensor.ledger import LedgerEntry, callers_line
 from monarch_async.tensor.membership import Circle, circle_of
 from monarch_async.tensor.moving import (
@@ -36,7 +34,6 @@ from monarch_async.tensor.moving import (
     make_scatter,
     make_transfer,
 )
-from monarch_async.tensor.nccl import NcclBackend
 from monarch_async.tensor.operation import Operation
 from monarch_async.tensor.reducing import make_all_reduce, make_reduce, make_reduce_scatter
 from monarch_async.tensor.reductions import Reduction
@@ -49,7 +46,6 @@ __all__ = ["DEFAULT_TIMEOUT", "Communicator", "own_communicator"]
 T = TypeVar("T")
 DEFAULT_TIMEOUT = 300.0
 """Seconds for which an operation may take, the time that the group takes to form included."""
-BACKENDS: dict[str, type[Backend]] = {"shm": HostBackend, "gloo": GlooBackend, "nccl": NcclBackend}
 
 
 class Communicator:
@@ -73,8 +69,8 @@ class Communicator:
         self._batch: Batch | None = None
         name = circle.me.name if parent is None else f"{circle.me.name}[{' '.join([*dims, ','.join(map(str, ranks))])}]"
         backend, timeout, check = settings
-        self._kind = BACKENDS[_choose(circle) if backend == "auto" else backend]
-        self._group = Group(circle, ranks, name, _maker(circle, ranks, self._kind), timeout, check)
+        self._kind = backend_of(circle, backend)
+        self._group = Group(circle, ranks, name, maker_of(circle, ranks, self._kind), timeout, check)
         self._compressed = Turns(self._group)
 
     # Who it is.
@@ -347,35 +343,6 @@ class Coalescing:
 
 Settings = tuple[str, float, Check]
 """Backend, timeout, what is checked."""
-
-
-def _choose(circle: Circle) -> str:
-    """For tensors in host memory."""
-    me = circle.me
-    peering = Peering(me.runtime)
-    return "shm" if all(address.uid == me.runtime.me.uid or peering.reaches(address) for address in me.addresses) else "gloo"
-
-
-def _maker(circle: Circle, ranks: tuple[int, ...], kind: type[Backend]) -> Callable[[], Backend]:
-    """What makes the backend of an epoch, with the members' processes as they are then."""
-    host = _address_here(circle)
-    if kind is HostBackend:
-        me = circle.me
-
-        def make() -> Backend:
-            addresses = [me.runtime.me if rank == me.rank else circle.address_of(rank) for rank in ranks]
-            return HostBackend(host, Peering(me.runtime), addresses)
-
-        return make
-    return lambda: kind(host)  # type: ignore[call-arg]
-
-
-def _address_here(circle: Circle) -> str:
-    """Where the other members reach this process."""
-    me = circle.runtime.me
-    if all(address.host == me.host for address in circle.me.addresses):
-        return "127.0.0.1"
-    return me.tcp.rpartition(":")[0].strip("[]")
 
 
 def own_communicator(backend: str, timeout: float, check: Check) -> Communicator:

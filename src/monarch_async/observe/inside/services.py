@@ -35,6 +35,7 @@ READS: dict[str, str] = {
     "stack": "host.stack",
     "stack_here": "waiting.stack_here",
     "state": "acting.state",
+    "stops": "debugging.stops",
     "trace": "tracing.trace",
     "wards": "cells.wards",
 }
@@ -43,9 +44,11 @@ WRITES: dict[str, str] = {
     "eval": "acting.evaluate",
     "freeze": "host.freeze",
     "kill": "host.kill",
+    "pdb_command": "debugging.pdb_command",
     "restart": "acting.restart",
     "restart_proc": "host.restart",
     "thaw": "host.thaw",
     "stop_member": "acting.stop_member",
     "stop_mesh": "acting.stop_mesh",
+    "stop_next": "debugging.stop_next",
 }

@@ -1,6 +1,7 @@
 """What holds for every test of this project.
 
-* Every async test runs twice: on stock asyncio and on uvloop.
+* Every async test runs twice: on stock asyncio and on uvloop; but for those whose subject is in other processes, which run on uvloop in any
+  case, and which take seconds to start: they run on uvloop, and with ``--all-loops`` on both.
 * After every test nothing may be left that it started: see `monarch_async.testing.leaks`. In an async test this is looked at twice: tasks
   while its loop still runs, everything else once the loop is closed, so that the loop's own descriptors and threads don't count.
 * In an async test nothing may have reached the loop's exception handler: an error that nobody awaits is a failure, not a log line.
@@ -20,6 +21,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
@@ -32,14 +34,28 @@ if importlib.util.find_spec("uvloop") is not None:
 
     LOOPS["uvloop"] = uvloop.new_event_loop
 
+# Folders and files of tests whose subject is in other processes.
+ELSEWHERE = {"tensor", "observe", "console", "test_lending_tensors", "test_shared", "test_rdma", "test_rdma_ends", "test_rdma_errors"}
+ELSEWHERE |= {"test_rdma_between_hosts", "test_weights_over_hosts"}
+
 # What a driver opens once for a process, and never closes.
 KEPT_BY_DRIVERS = (r"/dev/nvidia",)
 
 call_failed = pytest.StashKey[bool]()
 
+# How long an example takes says more of what else runs on the machine.
+hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.load_profile("project")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-loops", action="store_true", help="run every async test on every loop")
+
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return LOOPS
+    if config.getoption("--all-loops", default=False) or ELSEWHERE.isdisjoint((*item.path.parts[-2:-1], item.path.stem)):
+        return LOOPS
+    return dict([list(LOOPS.items())[-1]])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

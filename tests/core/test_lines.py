@@ -35,6 +35,7 @@ def test_long_lines_are_cut_without_loss(raw: bytes, limit: int) -> None:
     joined = "".join(line.decode(errors="backslashreplace") for line in raw.split(b"\n"))  # each by itself: halves don't join over its end
     assert joined == "".join(lines)
     assert all(len(re.sub(r"\\x..", "?", line)) <= limit for line in lines)
+    assert 20 == sum(map(len, assemble([b"\x80" * 20], max_line=limit))) / 4  # no character, however far one looks back
     text = "é€𝄞" * 20
     assert text == "".join(assemble([text.encode()], max_line=limit))
 

@@ -84,7 +84,7 @@ class LineAssembler:
         pieces = []
         while len(line) > self._max_line:
             end = self._max_line
-            while end > self._max_line - 4 and line[end] & 0xC0 == 0x80:
+            while end > self._max_line - 3 and line[end] & 0xC0 == 0x80:  # a character has at most three such bytes
                 end -= 1
             pieces.append(line[:end])
             line = line[end:]

@@ -37,7 +37,7 @@ from monarch_async.options import Options
 
 __all__ = ["Borrower", "Borrowing"]
 
-MANY, LATER = 4, 0.002
+MANY, LATER = 8, 0.002
 """So many leases that have ended are given back together, or those that there are after so many seconds."""
 
 

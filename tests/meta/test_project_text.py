@@ -80,11 +80,11 @@ def test_other_places_are_not(text: str, folder: str) -> None:
 
 
 def test_the_readme_runs_what_ci_runs() -> None:
-    """The README's second command starts the tests as CI does: all of them, in two processes."""
+    """The README's second command starts the tests as CI does: all of them, in three processes."""
     commands = re.findall(r"^\$ (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     pattern = re.compile(r"/pip install (torch==\S+ -e '[^']+').*/pytest(.*)$", re.DOTALL)
     told, run = pattern.search(commands[1]), pattern.search((ROOT / ".ci" / "run").read_text().strip())
     assert told is not None
     assert run is not None
     assert told.groups() == run.groups()
-    assert " -n 2 --dist loadfile" == run[2]
+    assert " -n 3 --dist loadfile" == run[2]

@@ -149,7 +149,10 @@ class SegmentPool:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._returned = _Returned()  # blocks that were let go and are not in `_warm` yet
-        self._warm: dict[int, list[tuple[int, _Range]]] = {}  # by size: when it was given back, in rounds of `age`, and the range
+        self._warm: dict[
+            int, list[tuple[int, int, _Range]]
+        ] = {}  # by size: when it was given back, in rounds of `age` and in order; the range
+        self._order = itertools.count()
         self._cold: dict[int, list[_Range]] = {}  # parts of slabs whose memory was given back
         self._slab: Segment | None = None  # that blocks are being cut from
         self._cut = 0  # how much of it is
@@ -219,7 +222,7 @@ class SegmentPool:
     def _find(self, size: int) -> tuple[Segment, int, int, bool] | str:
         warm = self._warm.get(size)
         if warm:
-            _, found = warm.pop()
+            *_, found = warm.pop()
             self.kept -= size
             return *found, False
         if self.allocated + size > self._limit:
@@ -265,7 +268,7 @@ class SegmentPool:
         while returned:
             found = segment, _, size = returned.popleft()
             if size > 0:
-                self._warm.setdefault(size, []).append((self._round, found))
+                self._warm.setdefault(size, []).append((self._round, next(self._order), found))
                 self.kept += size
             elif -size > SMALL:  # its memory is gone with it, once no child has it any more
                 self.allocated += size
@@ -275,11 +278,11 @@ class SegmentPool:
 
     def _trim(self, keep: int, *, before: int) -> None:
         """Give unused blocks back to the system, the oldest first, until `keep` bytes are kept or all are from round `before` or later."""
-        oldest = sorted((age, size) for size, entries in self._warm.items() for age, _ in entries)
-        for age, size in oldest:
+        oldest = sorted((age, order, size) for size, entries in self._warm.items() for age, order, _ in entries)
+        for age, _, size in oldest:
             if self.kept <= keep or age >= before:
                 break
-            _, found = self._warm[size].pop(0)
+            *_, found = self._warm[size].pop(0)
             self.kept -= size
             self.allocated -= size
             self._free(*found)

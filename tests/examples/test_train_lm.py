@@ -120,6 +120,7 @@ def test_a_killed_trainer_changes_nothing(tmp_path: Path) -> None:
     assert "weights: equal on all trainers" in killed[1]
 
 
+@pytest.mark.slow
 def test_one_alone_goes_back_to_its_checkpoint(tmp_path: Path) -> None:
     """Where nobody has the state of a trainer that dies, its last checkpoint is what it goes on from, to the same end."""
     plain, killed = (run_example("train_lm.py", "--quick", "--trainers", "1", *option, folder=tmp_path) for option in ([], ["--kill-one"]))
@@ -128,6 +129,7 @@ def test_one_alone_goes_back_to_its_checkpoint(tmp_path: Path) -> None:
     assert losses(plain[1]) == losses(killed[1])
 
 
+@pytest.mark.slow
 def test_a_killed_loader_ends_it_with_a_reason(tmp_path: Path) -> None:
     """What has no restart policy is named, with the signal, and the program ends with status 1 and leaves no process."""
     with started_example("train_lm.py", "--quick", "--steps", "1000000", folder=tmp_path) as process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import time
@@ -47,6 +48,7 @@ class Worker(Actor):
     @endpoint
     async def watch(self) -> None:
         """Note the time every few milliseconds, in a thread: longer gaps are those in which no thread ran."""
+        self.ticks.append(time.monotonic())
         stop = time.monotonic() + 10
 
         def look() -> None:
@@ -58,7 +60,8 @@ class Worker(Actor):
 
     @endpoint
     async def longest_gap(self) -> float:
-        return max(after - before for before, after in zip(self.ticks, self.ticks[1:], strict=False))
+        ticks = [*self.ticks, time.monotonic()]  # the thread may not have had its turn again yet
+        return max(after - before for before, after in itertools.pairwise(ticks))
 
     @endpoint
     async def loop_gap(self, seconds: float) -> float:

@@ -12,7 +12,6 @@ each process.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import os
@@ -22,33 +21,22 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from monarch_async import Restart, endpoint, shutdown, this_host
 from monarch_async.tensor import PeerLost, TensorActor
-from perf.stats import quantile
-from perf.units import scaled
+from perf.sampled import Sampled, run_measure, show_sampled
 
 __all__ = ["main"]
 
 PRELOAD = ("torch", "torch.distributed", "perf.collectives")
 ALWAYS = Restart(max_restarts=10**6)
 SIZES = ((4, "4 bytes"), (65536, "64 KiB"), (1 << 20, "1 MiB"))
-
-
-class Row(NamedTuple):
-    """One line of the table; times in seconds, `bar` is for the fraction of the samples that `of` says."""
-
-    name: str
-    samples: Sequence[float]
-    bar: float | None
-    of: float = 0.5
 
 
 def one_thread() -> None:
@@ -119,7 +107,7 @@ class Member(TensorActor):
         return late
 
 
-async def _overheads(quick: bool) -> list[Row]:
+async def _overheads(quick: bool) -> list[Sampled]:
     procs = this_host().spawn_procs({"gpus": 2}, bootstrap=one_thread, preload=PRELOAD)
     members = procs.spawn("members", Member)
     await members.pid.call()
@@ -128,16 +116,16 @@ async def _overheads(quick: bool) -> list[Row]:
         (awaited, plain), _ = (await members.overhead.call(size, 3 if quick else 15, 10 if quick else 60)).values()
         difference = [one - other for one, other in zip(awaited, plain, strict=True)]
         rows += [
-            Row(f"all_reduce of {text}, awaited", awaited, None),
-            Row(f"all_reduce of {text}, gloo plainly", plain, None),
-            Row(f"all_reduce of {text}, overhead", difference, 100e-6),
+            Sampled(f"all_reduce of {text}, awaited", awaited, None),
+            Sampled(f"all_reduce of {text}, gloo plainly", plain, None),
+            Sampled(f"all_reduce of {text}, overhead", difference, 100e-6, 0.5),
         ]
     lags = list(itertools.chain.from_iterable((await members.lag.call((8 if quick else 256) << 20)).values()))
     await procs.stop()
-    return [*rows, Row("lag of the loop while 256 MiB are summed", lags, 0.005, 0.99)]
+    return [*rows, Sampled("lag of the loop while 256 MiB are summed", lags, 0.005)]
 
 
-async def _losses(quick: bool) -> list[Row]:
+async def _losses(quick: bool) -> list[Sampled]:
     procs = this_host().spawn_procs({"gpus": 3}, bootstrap=one_thread, preload=PRELOAD)
     members: Any = procs.spawn("members", Member, restart=ALWAYS)
     lost, again = [], []
@@ -154,10 +142,13 @@ async def _losses(quick: bool) -> list[Row]:
         if sums != {3.0}:
             raise RuntimeError(f"wrong sums: {sums}")
     await procs.stop()
-    return [Row("lost: SIGKILL → PeerLost at the others", lost, 0.5, 0.99), Row("again: SIGKILL → right sums of all", again, 1.5, 0.99)]
+    return [
+        Sampled("lost: SIGKILL → PeerLost at the others", lost, 0.5, 0.99),
+        Sampled("again: SIGKILL → right sums of all", again, 1.5, 0.99),
+    ]
 
 
-async def measure(quick: bool) -> list[Row]:
+async def measure(quick: bool) -> list[Sampled]:
     """All rows."""
     rows = [*await _overheads(quick), *await _losses(quick)]
     await shutdown()
@@ -166,16 +157,7 @@ async def measure(quick: bool) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few samples, to see that everything runs")
-    chosen = parser.parse_args(arguments)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        rows = runner.run(measure(chosen.quick))
-    print(f"{'':48}{'best':>10}{'median':>10}{'p99':>10}{'bar':>18}  samples")
-    for name, samples, bar, of in rows:
-        figures = [scaled(quantile(samples, fraction), "s") for fraction in (0.0, 0.5, 0.99)]
-        met = "" if bar is None else f"{scaled(bar, 's')} {'met' if quantile(samples, of) <= bar else 'MISSED'}"
-        print(f"{name:48}{figures[0]:>10}{figures[1]:>10}{figures[2]:>10}{met:>18}  {len(samples)}")
+    show_sampled(run_measure(__doc__, measure, arguments))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ has it imported. Bars are for a machine that does nothing else.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.util
 import os
@@ -19,28 +18,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import uvloop
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from monarch_async import Actor, ActorDied, MeshFailure, ProcMesh, Restart, context, endpoint, shutdown, this_host, this_proc
-from perf.stats import quantile
-from perf.units import scaled
+from perf.sampled import Sampled, run_measure, show_sampled
 
 __all__ = ["main"]
 
 ALWAYS = Restart(max_restarts=10**6)
-
-
-class Row(NamedTuple):
-    """One line of the table; times in seconds, `bar` is for the fraction of the samples that `of` says."""
-
-    name: str
-    samples: Sequence[float]
-    bar: float | None
-    of: float = 0.99
 
 
 class Member(Actor):
@@ -117,21 +104,23 @@ async def _processes(procs: ProcMesh, count: int) -> list[float]:
         return samples
 
 
-async def measure(quick: bool) -> list[Row]:
+async def measure(quick: bool) -> list[Sampled]:
     """All rows."""
     many, few = (3, 2) if quick else (200, 30)
     host = this_host()
     rows = [
-        Row("exit of a process → its owner's __supervise__", await _exits(many), 0.02),
-        Row("restart of an actor in its process", await _actors(many), 0.005),
-        Row("restart of a process", await _processes(host.spawn_procs(restart=ALWAYS), few), 0.1),
+        Sampled("exit of a process → its owner's __supervise__", await _exits(many), 0.02),
+        Sampled("restart of an actor in its process", await _actors(many), 0.005),
+        Sampled("restart of a process", await _processes(host.spawn_procs(restart=ALWAYS), few), 0.1),
     ]
     if importlib.util.find_spec("torch") is not None:
         rows.append(
-            Row("restart of a process, torch preloaded", await _processes(host.spawn_procs(preload=("torch",), restart=ALWAYS), few), 0.1)
+            Sampled(
+                "restart of a process, torch preloaded", await _processes(host.spawn_procs(preload=("torch",), restart=ALWAYS), few), 0.1
+            )
         )
     rows.append(
-        Row("restart of all 8 processes of a mesh", await _processes(host.spawn_procs({"gpus": 8}, restart=ALWAYS), few // 2), None)
+        Sampled("restart of all 8 processes of a mesh", await _processes(host.spawn_procs({"gpus": 8}, restart=ALWAYS), few // 2), None)
     )
     await shutdown()
     return rows
@@ -139,16 +128,7 @@ async def measure(quick: bool) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few samples, to see that everything runs")
-    chosen = parser.parse_args(arguments)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        rows = runner.run(measure(chosen.quick))
-    print(f"{'':48}{'median':>10}{'p99':>10}{'worst':>10}{'bar (p99)':>12}  samples")
-    for name, samples, bar, of in rows:
-        figures = [scaled(quantile(samples, fraction), "s") for fraction in (0.5, of, 1.0)]
-        met = "" if bar is None else f"{scaled(bar, 's')} {'met' if quantile(samples, of) <= bar else 'MISSED'}"
-        print(f"{name:48}{figures[0]:>10}{figures[1]:>10}{figures[2]:>10}{met:>12}  {len(samples)}")
+    show_sampled(run_measure(__doc__, measure, arguments))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ machine that does nothing else.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import gc
 import statistics
 import sys
@@ -22,11 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from monarch_async import Actor, endpoint, shared_empty, shutdown, this_host
+from perf.sampled import run_measure
 from perf.stats import quantile
 from perf.units import scaled
 
@@ -205,11 +203,7 @@ async def measure(quick: bool) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few samples, to see that everything runs")
-    chosen = parser.parse_args(arguments)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        rows = runner.run(measure(chosen.quick))
+    rows = run_measure(__doc__, measure, arguments)
     print(f"{'':52}{'measured':>14}{'figure':>16}{'bar':>16}")
     for row in rows:
         figure, bar = f"{row.figure:.2f} {row.unit}", f"{row.sense} {row.bar:g} {row.unit}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from monarch_async import MeshFailure, ProcMesh, configure, shutdown, this_host, this_proc
 from monarch_async.options import Options
+from tests.api.owners import Owner
 from tests.api.restarting import Diary
 
 
@@ -23,6 +25,20 @@ async def pair() -> ProcMesh:
 async def place(request: pytest.FixtureRequest) -> ProcMesh:
     """One process without dimensions: this one, or another."""
     return this_proc() if request.param == "here" else this_host().spawn_procs(name="there")
+
+
+@pytest.fixture(params=["local", "cma", "segment", "tcp"])
+async def backend(request: pytest.FixtureRequest) -> str:
+    """Each way to make a one-sided copy that needs nothing else installed."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+async def owner(backend: str) -> Any:
+    """An owner of memory that the backend can be used with."""
+    place = this_proc() if backend == "local" else this_host().spawn_procs(name="there")
+    return place.spawn("owner", Owner)
 
 
 @pytest.fixture

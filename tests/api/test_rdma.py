@@ -17,21 +17,6 @@ from tests.api.owners import Owner, pattern
 SMALL, LARGE = 5000, 40 << 20
 """Bytes that are copied at once, and bytes that are copied in slices, or pieces, with a rest."""
 
-EVERYWHERE = ["local", "cma", "segment", "tcp"]
-
-
-@pytest.fixture(params=EVERYWHERE)
-async def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture
-async def owner(backend: str) -> Any:
-    """An owner that the backend can be used with."""
-    place = this_proc() if backend == "local" else this_host().spawn_procs(name="there")
-    return place.spawn("owner", Owner)
-
 
 @pytest.mark.parametrize("size", [SMALL, LARGE + 777])
 async def test_read_and_write(owner: Any, backend: str, size: int) -> None:

@@ -35,19 +35,6 @@ ENDLESS = 2000
 """So many copies of `SIZE` bytes take minutes."""
 
 
-@pytest.fixture(params=["local", "cma", "segment", "tcp"])
-async def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture
-async def owner(backend: str) -> Any:
-    """An owner that the backend can be used with."""
-    place = this_proc() if backend == "local" else this_host().spawn_procs(name="there")
-    return place.spawn("owner", Owner)
-
-
 class Endless:
     """A batch that goes on for minutes, whose last copy goes to `last`."""
 

@@ -21,26 +21,8 @@ from monarch_async import (
     RDMABuffer,
     RDMAError,
     endpoint,
-    this_host,
-    this_proc,
 )
 from tests.api.owners import Owner, halves, pattern
-
-EVERYWHERE = ["local", "cma", "segment", "tcp"]
-
-
-@pytest.fixture(params=EVERYWHERE)
-async def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture
-async def owner(backend: str) -> Any:
-    """An owner that the backend can be used with."""
-    place = this_proc() if backend == "local" else this_host().spawn_procs(name="there")
-    return place.spawn("owner", Owner)
-
 
 GAPS: dict[str, tuple[Any, str]] = {
     "a column": (torch.zeros(4, 4)[:, 1], r"\.contiguous\(\)"),

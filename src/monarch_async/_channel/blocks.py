@@ -40,6 +40,9 @@ KEEP = 1 << 30
 _Range = tuple[Segment, int, int]
 """Segment, offset, size; of one that must not be used again the size is negative."""
 
+_Unused = tuple[int, int, _Range]
+"""When it was given back, in rounds of `age` and in order; and what."""
+
 _forks = 0
 _depth = 0  # forks between the first process and this one
 
@@ -149,9 +152,7 @@ class SegmentPool:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._returned = _Returned()  # blocks that were let go and are not in `_warm` yet
-        self._warm: dict[
-            int, list[tuple[int, int, _Range]]
-        ] = {}  # by size: when it was given back, in rounds of `age` and in order; the range
+        self._warm: dict[int, list[_Unused]] = {}  # by size, the one given back last at the end
         self._order = itertools.count()
         self._cold: dict[int, list[_Range]] = {}  # parts of slabs whose memory was given back
         self._slab: Segment | None = None  # that blocks are being cut from

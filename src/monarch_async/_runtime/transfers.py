@@ -8,8 +8,8 @@ backend    between                    how
 =========  =========================  ==========================================================================================
 local      one process                a copy in threads
 cma        processes of one host      ``process_vm_readv``, ``process_vm_writev`` in threads; the owner is asked once (`direct`)
-segment    the same                   messages whose bytes travel in shared memory, where the system has some; what lies there is read as
-it lies ucx        any, if asked for          UCX moves the bytes between two processes that both have it (`ucx`)
+segment    the same                   messages whose bytes travel in shared memory, if there is some; what is there is read there
+ucx        any, if asked for          UCX moves the bytes between two processes that both have it (`ucx`)
 tcp        any                        messages, a few at a time, so that others pass between them
 =========  =========================  ==========================================================================================
 

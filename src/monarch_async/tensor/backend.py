@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from monarch_async.tensor.sockets import Endpoint, break_connections, listening_sockets
 
-__all__ = ["Backend", "GlooBackend", "Running", "Together", "WorkRunning"]
+__all__ = ["Backend", "GlooBackend", "Running", "Together", "TorchBackend"]
 
 Told = Callable[[BaseException | None], None]
 FOREVER = timedelta(days=1)
@@ -176,20 +176,65 @@ class _Devices:
 _devices = _Devices()
 
 
-class GlooBackend:
+class TorchBackend:
+    """What those over a process group of torch's have in common: how it is asked."""
+
+    process_group: dist.ProcessGroup
+
+    def __init__(self) -> None:
+        self._torch: Any = None  # torch's backend, once it is connected
+
+    def _make_group(self, store: Store, me: int, size: int, device: str, kind: Any) -> None:
+        """Make `process_group` of it."""
+        group = dist.ProcessGroup(store, me, size)
+        group._set_default_backend(kind)
+        group._register_backend(torch.device(device), kind, self._torch)
+        self.process_group = group
+
+    def _running(self, work: Any) -> Running:
+        return WorkRunning(work)
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Running:
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return self._running(self._torch.allreduce([tensor], options))
+
+    def reduce(self, tensor: torch.Tensor, to: int, op: Any) -> Running:
+        options = dist.ReduceOptions()
+        options.reduceOp, options.rootRank = op, to
+        return self._running(self._torch.reduce([tensor], options))
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Running:
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        return self._running(self._torch.broadcast([tensor], options))
+
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Running:
+        return self._running(self._torch._allgather_base(out, tensor))
+
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int]) -> Running:
+        return self._running(self._torch.alltoall_base(out, tensor, list(out_sizes), list(sizes)))
+
+    def send(self, tensor: torch.Tensor, to: int) -> Running:
+        return self._running(self._torch.send([tensor], to, 0))
+
+    def recv(self, tensor: torch.Tensor, source: int) -> Running:
+        return self._running(self._torch.recv([tensor], source, 0))
+
+
+class GlooBackend(TorchBackend):
     """Over TCP, for tensors in host memory. `host` is the address of this one that the other members reach."""
 
     name: ClassVar[str] = "gloo"
     torch_name: ClassVar[str] = "gloo"
     device_type: ClassVar[str] = "cpu"
     agrees: ClassVar[bool] = False
-    process_group: dist.ProcessGroup
 
     def __init__(self, host: str) -> None:
+        super().__init__()
         self._host = host
         self._device, self._mine = _devices.take(host)
         self._others: set[Endpoint] = set()
-        self._gloo: Any = None
         self._threads: ThreadPoolExecutor | None = None
 
     def connect(self, store: Store, me: int, size: int, timeout: float) -> None:
@@ -203,13 +248,10 @@ class GlooBackend:
             host, port = store.get(f"device {index}").decode().split()
             self._others.add((host, int(port)))
         prefixed = PrefixStore("gloo", store)
-        self._gloo = gloo(prefixed, me, size, options)
-        self._gloo._set_default_timeout(FOREVER)
-        self._gloo._set_sequence_number_for_group()
-        group = dist.ProcessGroup(prefixed, me, size)
-        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._gloo)
-        self.process_group = group
+        self._torch = gloo(prefixed, me, size, options)
+        self._torch._set_default_timeout(FOREVER)
+        self._torch._set_sequence_number_for_group()
+        self._make_group(prefixed, me, size, "cpu", dist.ProcessGroup.BackendType.GLOO)
 
     @staticmethod
     def moves(dtype: torch.dtype) -> bool:
@@ -219,32 +261,11 @@ class GlooBackend:
     def reduces(dtype: torch.dtype) -> bool:
         return dtype in _REDUCED
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Running:
-        options = dist.AllreduceOptions()
-        options.reduceOp = op
-        return WorkRunning(self._gloo.allreduce([tensor], options))
-
-    def reduce(self, tensor: torch.Tensor, to: int, op: Any) -> Running:
-        options = dist.ReduceOptions()
-        options.reduceOp, options.rootRank = op, to
-        return WorkRunning(self._gloo.reduce([tensor], options))
-
-    def broadcast(self, tensor: torch.Tensor, source: int) -> Running:
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        return WorkRunning(self._gloo.broadcast([tensor], options))
-
-    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Running:
-        return WorkRunning(self._gloo._allgather_base(out, tensor))
-
-    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int]) -> Running:
-        return WorkRunning(self._gloo.alltoall_base(out, tensor, list(out_sizes), list(sizes)))
-
     def send(self, tensor: torch.Tensor, to: int) -> Running:
-        return _Waited(self._gloo.send([tensor], to, 0), self._waiting())
+        return _Waited(self._torch.send([tensor], to, 0), self._waiting())
 
     def recv(self, tensor: torch.Tensor, source: int) -> Running:
-        return _Waited(self._gloo.recv([tensor], source, 0), self._waiting())
+        return _Waited(self._torch.recv([tensor], source, 0), self._waiting())
 
     def _waiting(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -258,7 +279,7 @@ class GlooBackend:
         if self._threads is not None:
             self._threads.shutdown()
         self.abort()  # else a pair whose other end lives on would keep its socket
-        self._gloo = None
+        self._torch = None
         with contextlib.suppress(AttributeError):  # it was never connected
             del self.process_group
         _devices.give_back(self._host, (self._device, self._mine))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -24,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from monarch_async.tensor.backend import FOREVER, Running, Told
+from monarch_async.tensor.backend import FOREVER, Running, Told, TorchBackend
 
 __all__ = ["NcclBackend"]
 
@@ -66,21 +65,20 @@ class _OnDevice:
         self._threads.submit(wait)
 
 
-class NcclBackend:
+class NcclBackend(TorchBackend):
     """Over NCCL, on the device that is current where it connects."""
 
     name: ClassVar[str] = "nccl"
     torch_name: ClassVar[str] = "nccl"
     device_type: ClassVar[str] = "cuda"
     agrees: ClassVar[bool] = False
-    process_group: dist.ProcessGroup
 
     def __init__(self, host: str) -> None:
+        super().__init__()
         self._host = host
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._threads = ThreadPoolExecutor(4, "monarch_async nccl")
         self._store: TCPStore | None = None
-        self._nccl: Any = None
         self._aborted = threading.Event()
 
     def connect(self, store: Store, me: int, size: int, timeout: float) -> None:
@@ -97,13 +95,10 @@ class NcclBackend:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = FOREVER
         prefixed = PrefixStore("nccl", self._store)
-        self._nccl = dist.ProcessGroupNCCL(prefixed, me, size, options)
-        self._nccl._set_sequence_number_for_group()
-        self._nccl.eager_connect_single_device(self._device)  # else the first operation would wait for it, in the loop's thread
-        group = dist.ProcessGroup(prefixed, me, size)
-        group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
-        group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)
-        self.process_group = group
+        self._torch = dist.ProcessGroupNCCL(prefixed, me, size, options)
+        self._torch._set_sequence_number_for_group()
+        self._torch.eager_connect_single_device(self._device)  # else the first operation would wait for it, in the loop's thread
+        self._make_group(prefixed, me, size, "cuda", dist.ProcessGroup.BackendType.NCCL)
 
     @staticmethod
     def moves(dtype: torch.dtype) -> bool:
@@ -116,43 +111,16 @@ class NcclBackend:
     def _running(self, work: Any) -> Running:
         return _OnDevice(work, self._device, self._threads)
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Running:
-        options = dist.AllreduceOptions()
-        options.reduceOp = op
-        return self._running(self._nccl.allreduce([tensor], options))
-
-    def reduce(self, tensor: torch.Tensor, to: int, op: Any) -> Running:
-        options = dist.ReduceOptions()
-        options.reduceOp, options.rootRank = op, to
-        return self._running(self._nccl.reduce([tensor], options))
-
-    def broadcast(self, tensor: torch.Tensor, source: int) -> Running:
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        return self._running(self._nccl.broadcast([tensor], options))
-
-    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Running:
-        return self._running(self._nccl._allgather_base(out, tensor))
-
-    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int]) -> Running:
-        return self._running(self._nccl.alltoall_base(out, tensor, list(out_sizes), list(sizes)))
-
-    def send(self, tensor: torch.Tensor, to: int) -> Running:
-        return self._running(self._nccl.send([tensor], to, 0))
-
-    def recv(self, tensor: torch.Tensor, source: int) -> Running:
-        return self._running(self._nccl.recv([tensor], source, 0))
-
     def abort(self) -> None:
-        if self._nccl is not None and not self._aborted.is_set():
+        if self._torch is not None and not self._aborted.is_set():
             self._aborted.set()
             # In a thread: it waits for kernels that are under way.
-            threading.Thread(target=self._nccl.abort, name="monarch_async aborting nccl", daemon=True).start()
+            threading.Thread(target=self._torch.abort, name="monarch_async aborting nccl", daemon=True).start()
 
     def close(self) -> None:
         self._threads.shutdown()
-        if self._nccl is not None and not self._aborted.is_set():
+        if self._torch is not None and not self._aborted.is_set():
             self._aborted.set()
-            self._nccl.abort()
-        self._nccl = self._store = None
+            self._torch.abort()
+        self._torch = self._store = None
         self.__dict__.pop("process_group", None)

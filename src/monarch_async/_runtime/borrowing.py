@@ -132,7 +132,7 @@ class Borrowing:
         for index, start, size in places:
             wanted[index].append((start, size))
         try:
-            found = [iter(self._borrow(owner, *loan, parts)) for loan, parts in zip(loans, wanted, strict=True)]
+            found = [iter(self._borrow(owner, parts, *loan)) for loan, parts in zip(loans, wanted, strict=True)]
         except (OSError, MemoryError, ChannelError) as error:
             self._return(link, [loan[0] for loan in loans])
             unseen = {loan[1] for loan in loans if (owner, loan[1]) not in self._mappings}
@@ -146,7 +146,7 @@ class Borrowing:
             message[BODY_FIELD[message[0]]] = views.pop(0)
         self._runtime.deliver(link, [message], Buffers(views))
 
-    def _borrow(self, owner: str, number: int, segment: int, offset: int, size: int, parts: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def _borrow(self, owner: str, parts: Sequence[tuple[int, int]], number: int, segment: int, offset: int, size: int) -> list[memoryview]:
         """Views of parts, start and size, of a block that is lent to this process."""
         mapping = self._mappings.get((owner, segment))
         if mapping is None:

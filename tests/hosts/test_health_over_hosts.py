@@ -39,14 +39,18 @@ async def test_each_host_answers_for_its_own(tmp_path: Path, monkeypatch: pytest
         call = workers.slice(hosts=0).spin.call_one()
 
         async def states_are(*wanted: ProcState) -> None:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(10):
                 while [*wanted] != [health.state for health in (await procs.health()).values()]:  # noqa: ASYNC110  # no event tells it
                     await asyncio.sleep(0.01)
 
         await states_are(ProcState.STUCK, ProcState.READY)
         os.kill(pids[1], signal.SIGSTOP)
         await states_are(ProcState.STUCK, ProcState.FROZEN)
-        stuck = (await procs.slice(hosts=0).health()).item()
+        async with asyncio.timeout(10):
+            stuck = (await procs.slice(hosts=0).health()).item()
+            while not stuck.place:  # it is looked for once the process is known to be stuck
+                await asyncio.sleep(0.01)
+                stuck = (await procs.slice(hosts=0).health()).item()
         assert ("workers[0].spin", pids[0]) == (stuck.place, stuck.pid)
         second.kill()
         await states_are(ProcState.STUCK, ProcState.UNREACHABLE)

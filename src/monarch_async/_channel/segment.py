@@ -27,6 +27,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 __all__ = ["PAGE", "SUPPORTED", "Mapping", "Segment", "Window", "address_of"]
 
@@ -37,7 +38,8 @@ TWO_FROM = 16 << 20
 
 _READ, _WRITE = 1, 2  # PROT_*
 _SHARED, _PRIVATE, _NORESERVE = 1, 2, 0x4000  # MAP_*
-_DONTNEED, _REMOVE, _HUGEPAGE = 4, 9, 14  # MADV_*
+_DONTNEED, _HUGEPAGE = 4, 14  # MADV_*
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # FALLOC_FL_*
 _ADD_SEALS = 1033  # fcntl
 _SEALS = 0x1 | 0x2 | 0x4  # no further seals, no shrinking, no growing
 _FAILED = ctypes.c_void_p(-1).value
@@ -51,10 +53,13 @@ _FILE, _PRESENT, _SWAPPED = 4, 8, 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
+_fallocate: Any = getattr(_libc, "fallocate", None)  # of Linux
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+if _fallocate is not None:
+    _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
 def _error(what: str) -> OSError:
@@ -116,8 +121,8 @@ class Segment:
         _in_parts(len(view), put)
 
     def discard(self, offset: int, size: int) -> None:
-        """Give the memory of a range back to the system, whoever has it mapped."""
-        if _madvise(self.address + offset, size, _REMOVE):
+        """Give the memory of a range back to the system, whoever has it mapped, or locked. Raises `OSError`."""
+        if _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, offset, size):
             raise _error("shared memory can't be given back")
 
     def open_reader(self) -> int:

@@ -36,7 +36,7 @@ from monarch_async.errors import ChannelError
 from monarch_async.ids import ProcAddress
 from monarch_async.options import Options
 
-__all__ = ["Borrower", "Borrowing"]
+__all__ = ["Borrower", "Borrowing", "send_numbers"]
 
 ALIGNED = 64
 """What lies at a multiple of so many bytes in its block does so in a copy of a part."""
@@ -134,7 +134,7 @@ class Borrowing:
         try:
             found = [iter(self._borrow(owner, parts, *loan)) for loan, parts in zip(loans, wanted, strict=True)]
         except (OSError, MemoryError, ChannelError) as error:
-            self._return(link, [loan[0] for loan in loans])
+            send_numbers(link, RETURNED, [loan[0] for loan in loans])
             unseen = {loan[1] for loan in loans if (owner, loan[1]) not in self._mappings}
             if unseen:
                 link.send_control(pack_message((UNSEEN, sorted(unseen))))
@@ -216,11 +216,7 @@ class Borrowing:
         peer = self._runtime.peers.get(owner)
         link = peer.connect() if peer is not None else None
         if link is not None:
-            self._return(link, numbers)
-
-    def _return(self, link: Link, numbers: list[int]) -> None:
-        for start in range(0, len(numbers), MAX_ITEMS):
-            link.send_control(pack_message((RETURNED, numbers[start : start + MAX_ITEMS])))
+            send_numbers(link, RETURNED, numbers)
 
     def _retired(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
         owner = self._runtime.peer_of(link).address.uid
@@ -232,6 +228,12 @@ class Borrowing:
         self.gifts.forget(uid)
         for key in [key for key in self._mappings if key[0] == uid]:
             del self._mappings[key]
+
+
+def send_numbers(link: Link, kind: int, numbers: Sequence[int]) -> None:
+    """Numbers of loans or of segments, as many as a message may have in each; before large messages that wait."""
+    for start in range(0, len(numbers), MAX_ITEMS):
+        link.send_control(pack_message((kind, numbers[start : start + MAX_ITEMS])))
 
 
 def _copies(mapping: Mapping, offset: int, parts: Sequence[tuple[int, int]]) -> list[memoryview]:

@@ -22,15 +22,17 @@ import asyncio
 import contextlib
 import itertools
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
-from monarch_async._channel.blocks import Block, SegmentPool, physical_memory
+from monarch_async._channel.block import Block
+from monarch_async._channel.blocks import SegmentPool, physical_memory
 from monarch_async._channel.descriptors import Inbox, inbox_path
 from monarch_async._channel.segment import address_of
 from monarch_async._core.codec import Buffers
 from monarch_async._core.framing import BODY_FIELD, LENT, RETIRED, RETURNED, UNSEEN, bulk_layout, pack_message
-from monarch_async._runtime.borrowing import Borrower, Borrowing
+from monarch_async._runtime.borrowing import Borrower, Borrowing, send_numbers
 from monarch_async._runtime.link import INLINE, Link
 from monarch_async._runtime.outgoing import MAX_SMALL
 from monarch_async._runtime.peer import Peer
@@ -41,6 +43,8 @@ THRESHOLD = 1 << 16
 """Messages with fewer bytes of body and buffers take the socket."""
 AGE = 5.0
 """Every so many seconds it is looked which unused blocks have not been used for as long."""
+PAUSE = 0.005
+"""Seconds of the loop's between two slices of memory that are given back to the system."""
 
 
 class _Tenant:
@@ -62,7 +66,8 @@ class Lending:
         self.pool = SegmentPool(min(runtime.options.segment_bytes, physical_memory() // 2))
         self._tenants: dict[str, _Tenant] = {}  # by uid
         self._numbers = itertools.count(1)
-        self._aging: asyncio.TimerHandle | None = None
+        self._aging: asyncio.TimerHandle | None = None  # set while the pool has memory
+        self._releasing: asyncio.TimerHandle | None = None  # set while some of it is given back
         self._warned = False
         self._closed = False
         runtime.kinds.update({RETURNED: self._returned, UNSEEN: self._unseen})
@@ -72,8 +77,9 @@ class Lending:
         """Lend and borrow nothing more. What is on lease here stays readable, and what is on lease elsewhere too."""
         self._closed = True
         self.borrowing.close()
-        if self._aging is not None:
-            self._aging.cancel()
+        for timer in (self._aging, self._releasing):
+            if timer is not None:
+                timer.cancel()
         self.pool.close()  # first, so that it does not take what is lent for unused
         self._tenants.clear()
 
@@ -131,8 +137,6 @@ class Lending:
             message[BODY_FIELD[message[0]]] = b""
             return None
         tenant.loans.update(numbered)
-        if self._aging is None:
-            self._start_aging()
         return packed
 
     def _placed(self, body: bytes, buffers: Sequence[memoryview]) -> list[tuple[Block, int, int]] | str:
@@ -152,7 +156,7 @@ class Lending:
         missing = [index for index, place in enumerate(found) if place is None]
         if missing:
             offsets, total = bulk_layout(0, [len(parts[index]) for index in missing])
-            taken = pool.take(total)
+            taken = self._take(total)
             if isinstance(taken, str):
                 return taken
             try:
@@ -191,15 +195,26 @@ class Lending:
 
     def share(self, size: int) -> Block | str:
         """Memory for `shared_empty`, or why there is none. In any thread."""
-        block = self.pool.take(size, shared=True)
-        if self._aging is None and not isinstance(block, str):
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._runtime.loop.call_soon_threadsafe(self._start_aging)
-        return block
+        return self._take(size, shared=True)
 
-    def _start_aging(self) -> None:
-        if self._aging is None and not self._closed:
+    def _take(self, size: int, *, shared: bool = False) -> Block | str:
+        """Take from the pool, and see to it that what it has goes back to the system again. In any thread."""
+        taken = self.pool.take(size, shared=shared)
+        if self._aging is None or (self._releasing is None and self.pool.doomed):
+            if threading.get_ident() == self._runtime.thread:
+                self._tend()
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    self._runtime.loop.call_soon_threadsafe(self._tend)
+        return taken
+
+    def _tend(self) -> None:
+        if self._closed:
+            return
+        if self._aging is None:
             self._aging = self._runtime.loop.call_later(AGE, self._age)
+        if self._releasing is None and self.pool.doomed:
+            self._releasing = self._runtime.loop.call_later(PAUSE, self._release)
 
     def _unseen(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
         tenant = self._tenants.get(self._runtime.peer_of(link).address.uid)
@@ -207,19 +222,31 @@ class Lending:
             tenant.introduced.difference_update(fields[1])
 
     def _age(self) -> None:
+        self.pool.age()
         self._aging = None
-        pool = self.pool
-        pool.age()
-        retired, pool.retired = pool.retired, []
-        if retired:
-            for uid, tenant in self._tenants.items():
-                known = tenant.introduced.intersection(retired)
-                tenant.introduced -= known
-                peer = self._runtime.peers.get(uid)
-                if known and peer is not None and peer.link is not None:
-                    peer.link.send_control(pack_message((RETIRED, sorted(known))))
-        if pool.allocated:
-            self._start_aging()
+        if self._releasing is None:
+            self._release()
+        if self.pool.allocated:
+            self._tend()
+
+    def _release(self) -> None:
+        """Give back a slice of what is not used, and go on later: all at once would hold up the loop."""
+        self._releasing = None
+        if self.pool.release():
+            self._tend()
+        else:
+            self._retire()
+
+    def _retire(self) -> None:
+        """Tell others which segments are gone."""
+        retired = self.pool.take_retired()
+        for uid, tenant in list(self._tenants.items()) if retired else ():
+            known = tenant.introduced.intersection(retired)
+            tenant.introduced -= known
+            peer = self._runtime.peers.get(uid) if known else None
+            link = peer.connect() if peer is not None else None
+            if link is not None:
+                send_numbers(link, RETIRED, sorted(known))
 
     def _peer_gone(self, peer: Peer) -> None:
         self._tenants.pop(peer.address.uid, None)

@@ -1,4 +1,4 @@
-"""Memory that nothing uses any more goes back to the system, whatever it was taken for, without holding up the loop; and others are told."""
+"""Memory that nothing uses goes back to the system, whatever it was taken for, without holding up the loop; and others are told."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ async def test_who_was_reached_through_the_tree_last_is_told_too(six: ProcMesh, 
     gc.collect()
     await until(lambda: not lending_here().pool.allocated)
     async with asyncio.timeout(5):
-        while any([numbers[3] for _, numbers in (await holders.numbers.call()).items()]):
+        while any(numbers[3] for _, numbers in (await holders.numbers.call()).items()):
             pass

@@ -39,6 +39,7 @@ __all__ = ["ensure_reducers", "tensor_over"]
 
 _ALIGNMENT = 16  # bytes: the largest element, complex128, and what blocks and arriving buffers are aligned to
 _installed = False
+_dtype_names: dict[Any, str] = {}
 
 
 def ensure_reducers() -> bool:
@@ -162,7 +163,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
             data, dense = _pack(data), True
             block, start = _Block(data.untyped_storage(), 0, count * size), 0
         offset = (start - block.base) // size
-    parts: tuple[Any, ...] = (block, data.dtype, offset, tuple(data.shape))
+    parts: tuple[Any, ...] = (block, _dtype_names.get(data.dtype) or _name(data.dtype), offset, tuple(data.shape))
     parameter = type(tensor) is torch.nn.Parameter
     device = str(data.device) if block is None and data.is_cuda else ""
     if grad or parameter or device or not dense:  # most are neither, and every part costs
@@ -170,6 +171,12 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     attributes = tensor.__dict__
     # As state with its own setter: an attribute may refer back to the tensor.
     return (_rebuild_tensor, parts, attributes, None, None, _set_attributes) if attributes else (_rebuild_tensor, parts)
+
+
+def _name(dtype: torch.dtype) -> str:
+    """To look up a name takes a tenth of pickling and finding a dtype."""
+    name = _dtype_names[dtype] = str(dtype).removeprefix("torch.")
+    return name
 
 
 def _pack(data: torch.Tensor) -> torch.Tensor:
@@ -224,7 +231,7 @@ def _rebuild_block(buffer: Any, device: str = "") -> torch.UntypedStorage:
 
 def _rebuild_tensor(
     storage: torch.UntypedStorage | None,
-    dtype: torch.dtype,
+    dtype_name: str,
     offset: int,
     sizes: tuple[int, ...],
     strides: tuple[int, ...] | None = None,
@@ -235,8 +242,9 @@ def _rebuild_tensor(
     """Without `strides` it is contiguous."""
     import torch
 
+    dtype: torch.dtype = getattr(torch, dtype_name)
     place: Any = "cpu"
-    if device or (storage is not None and storage.is_cuda):
+    if device or (storage is not None and storage.device.type == "cuda"):
         place = _local_device(device) if storage is None else storage.device
     if dtype is torch.complex32:  # making one warns that it is experimental; a view doesn't
         tensor = torch.empty(0, dtype=torch.uint8, device=place).view(dtype)

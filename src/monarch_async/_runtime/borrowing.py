@@ -40,7 +40,7 @@ __all__ = ["Borrower", "Borrowing", "send_numbers"]
 
 ALIGNED = 64
 """What lies at a multiple of so many bytes in its block does so in a copy of a part."""
-MANY, LATER = 8, 0.002
+MANY, LATER = 16, 0.002
 """So many leases that have ended are given back together, or those that there are after so many seconds."""
 
 

@@ -116,7 +116,9 @@ class Lending:
             self._warn(placed)
             return None
         peer = self._runtime.peer_of(link)
-        tenant = self._tenants.setdefault(peer.address.uid, _Tenant())
+        tenant = self._tenants.get(peer.address.uid)
+        if tenant is None:
+            tenant = self._tenants[peer.address.uid] = _Tenant()
         loans: dict[Block, int] = {}
         places = [(loans.setdefault(block, len(loans)), offset, size) for block, offset, size in placed]
         try:

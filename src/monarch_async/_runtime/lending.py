@@ -36,6 +36,7 @@ from monarch_async._runtime.borrowing import Borrower, Borrowing, send_numbers
 from monarch_async._runtime.link import INLINE, Link
 from monarch_async._runtime.outgoing import MAX_SMALL
 from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.tenant import Tenant
 
 __all__ = ["THRESHOLD", "Lending"]
 
@@ -47,16 +48,6 @@ PAUSE = 0.005
 """Seconds of the loop's between two slices of memory that are given back to the system."""
 
 
-class _Tenant:
-    """Another process, as one that is lent to."""
-
-    __slots__ = ("introduced", "loans")
-
-    def __init__(self) -> None:
-        self.introduced: set[int] = set()  # numbers of segments
-        self.loans: dict[int, Block] = {}  # by the number of the loan
-
-
 class Lending:
     """Lends and borrows for one runtime. Used from its loop, but for `place`."""
 
@@ -64,7 +55,7 @@ class Lending:
         self._runtime = runtime
         self.borrowing = Borrowing(runtime)
         self.pool = SegmentPool(min(runtime.options.segment_bytes, physical_memory() // 2))
-        self._tenants: dict[str, _Tenant] = {}  # by uid
+        self._tenants: dict[str, Tenant] = {}  # by uid
         self._numbers = itertools.count(1)
         self._aging: asyncio.TimerHandle | None = None  # set while the pool has memory
         self._releasing: asyncio.TimerHandle | None = None  # set while some of it is given back
@@ -72,6 +63,7 @@ class Lending:
         self._closed = False
         runtime.kinds.update({RETURNED: self._returned, UNSEEN: self._unseen})
         runtime.on_peer_gone.append(self._peer_gone)
+        runtime.on_session_over.append(self._session_over)
 
     def close(self) -> None:
         """Lend and borrow nothing more. What is on lease here stays readable, and what is on lease elsewhere too."""
@@ -92,6 +84,9 @@ class Lending:
         """From now on what is sent over `link` to a process of this host may be lent."""
         if self.borrowing.inbox is not None and peer.address.host == self._runtime.me.host:
             link.lend = lambda message, body, buffers: self._lend(link, message, body, buffers)
+        tenant = self._tenants.get(peer.address.uid)
+        if tenant is not None and tenant.lost:
+            tenant.recall([link])
 
     def place(self, body: bytes, buffers: Buffers) -> bool:
         """Put body and buffers where they can be lent from; `buffers` then are views of that, and of nothing of the caller's.
@@ -118,7 +113,7 @@ class Lending:
         peer = self._runtime.peer_of(link)
         tenant = self._tenants.get(peer.address.uid)
         if tenant is None:
-            tenant = self._tenants[peer.address.uid] = _Tenant()
+            tenant = self._tenants[peer.address.uid] = Tenant()
         loans: dict[Block, int] = {}
         places = [(loans.setdefault(block, len(loans)), offset, size) for block, offset, size in placed]
         try:
@@ -138,7 +133,7 @@ class Lending:
         if len(packed) > MAX_SMALL:
             message[BODY_FIELD[message[0]]] = b""
             return None
-        tenant.loans.update(numbered)
+        tenant.loans.update({number: (block, link) for number, block in numbered.items()})
         return packed
 
     def _placed(self, body: bytes, buffers: Sequence[memoryview]) -> list[tuple[Block, int, int]] | str:
@@ -172,7 +167,7 @@ class Lending:
             buffers.placed = placed
         return placed
 
-    def _introduce(self, inbox: Inbox, peer: Peer, tenant: _Tenant, block: Block) -> None:
+    def _introduce(self, inbox: Inbox, peer: Peer, tenant: Tenant, block: Block) -> None:
         segment = block.segment
         if segment.number in tenant.introduced:
             return
@@ -249,6 +244,13 @@ class Lending:
             link = peer.connect() if peer is not None else None
             if link is not None:
                 send_numbers(link, RETIRED, sorted(known))
+
+    def _session_over(self, peer: Peer, link: Link) -> None:
+        """What was under way over it may be lost, though the process lives."""
+        tenant = self._tenants.get(peer.address.uid)
+        if tenant is not None and peer.why_gone is None:
+            tenant.lost.append(link.session)
+            tenant.recall(sorted(peer.links, key=lambda other: other.connection is None))
 
     def _peer_gone(self, peer: Peer) -> None:
         self._tenants.pop(peer.address.uid, None)

@@ -38,7 +38,9 @@ LAYERS: dict[str, list[str]] = {
         """events lines binding stories views lifting parts codec faults framing handshake session reader order intensity instructions
         supervision_states supervision""",
     ),
-    "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma fabric block blocks descriptors gifts"),
+    "L2": inside(
+        "_channel", "base pool keys tls stream dial tensors torch_hook address segment memory cma fabric block blocks descriptors gifts"
+    ),
     "L3": inside(
         "_runtime",
         """linux fdwire tasks pulse stacks config start jobfile loops history ages context answer thread child forked zygote

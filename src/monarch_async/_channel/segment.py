@@ -29,7 +29,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["PAGE", "SUPPORTED", "Mapping", "Segment", "Window", "address_of"]
+from monarch_async._channel.address import address_of
+
+__all__ = ["PAGE", "SUPPORTED", "Mapping", "Segment", "Window"]
 
 SUPPORTED = sys.platform == "linux" and hasattr(os, "memfd_create")
 PAGE = mmap.PAGESIZE
@@ -74,11 +76,6 @@ def _map(fd: int, size: int, protection: int, flags: int) -> int:
     return address
 
 
-def address_of(view: memoryview) -> int:
-    """Where the bytes of a writable, contiguous view are; 0 if it is read-only or empty."""
-    return 0 if view.readonly or not view.nbytes else ctypes.addressof(ctypes.c_char.from_buffer(view))
-
-
 class Segment:
     """Memory of this process that others can map: `size` bytes at `address`. Raises `OSError`."""
 
@@ -101,14 +98,9 @@ class Segment:
             os.posix_fallocate(self._fd, offset, size)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Copy `data` into the segment."""
-        size = len(data)
-        source = address_of(data) if isinstance(data, memoryview) else 0
-        if not source:
-            memoryview((ctypes.c_ubyte * size).from_address(self.address + offset)).cast("B")[:] = data
-            return
-        target = self.address + offset  # lets other threads run meanwhile
-        _in_parts(size, lambda start, end: ctypes.memmove(target + start, source + start, end - start))
+        """Copy `data` into the segment; other threads run meanwhile."""
+        target, source = self.address + offset, address_of(data)
+        _in_parts(len(data), lambda start, end: ctypes.memmove(target + start, source + start, end - start))
 
     def write_fresh(self, offset: int, data: bytes | memoryview) -> None:
         """Copy `data` to where no memory is yet: twice as fast as to get that first. Raises `OSError` when the system has none left."""

@@ -26,10 +26,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from monarch_async._channel.address import address_of
 from monarch_async._channel.block import Block
 from monarch_async._channel.blocks import SegmentPool, physical_memory
 from monarch_async._channel.descriptors import Inbox, inbox_path
-from monarch_async._channel.segment import address_of
 from monarch_async._core.codec import Buffers
 from monarch_async._core.framing import BODY_FIELD, LENT, RETIRED, RETURNED, UNSEEN, bulk_layout, pack_message
 from monarch_async._runtime.borrowing import Borrower, Borrowing, send_numbers
@@ -122,6 +122,8 @@ class Lending:
         except BlockingIOError:  # so many have been introduced that its inbox is full
             return None
         except OSError as error:
+            if isinstance(error, FileNotFoundError | ConnectionRefusedError):  # it has no inbox, nor will it have one
+                link.lend = None
             self._warn(f"{peer.address} can't be given a descriptor now: {error.strerror or error}")
             return None
         numbered = {next(self._numbers): block for block in loans}

@@ -2,7 +2,8 @@
 
 ``buffer = RDMABuffer(tensor)`` registers the memory of a tensor, an array, a memoryview or a bytearray in the process that it is made in.
 The buffer itself is a small reference, which travels in messages; whoever gets it copies from the memory, `read_into`, or to it,
-`write_from`, without the owner's code taking part: an actor that is busy is read all the same.
+`write_from`, without the owner's code taking part: an actor that is busy is read all the same, as long as its process's event loop turns.
+That is asked, by a small message, before copies of 4 MiB or more and for all that does not go by ``cma``, else once for each buffer.
 
 Rules:
 

@@ -84,6 +84,18 @@ class Owner(Actor):
         return len(halves()[0]._registered)
 
     @endpoint
+    async def serving(self) -> int:
+        """Of how many copies by UCX something is remembered here."""
+        return len(halves()[1]._ucx._serving)
+
+    @endpoint
+    async def forget_fabric(self, uid: str) -> None:
+        """Close the way to a process by UCX in the middle of what is under way, as a broken network would."""
+        ucx = halves()[1]._ucx
+        assert ucx._fabric is not None
+        ucx._fabric.forget(ucx._peers[uid])
+
+    @endpoint
     async def pid(self) -> int:
         return os.getpid()
 

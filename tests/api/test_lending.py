@@ -116,6 +116,22 @@ async def test_what_is_changed_later_does_not_show(monarch_procs: MonarchProcs) 
         await one.drop.call_one()
 
 
+async def test_what_was_sent_can_be_resized(monarch_procs: MonarchProcs) -> None:
+    """Nothing holds its memory when the call has returned, from the loop or from a thread, sent once or to be sent again."""
+    holder = monarch_procs(1).spawn("holder", Holder)
+    memory = bytearray(b"m") * MIB
+
+    def send(retry: int) -> Any:
+        sent = holder.echo.options(retry=retry).call_one(memory)
+        memory.append(ord("n"))
+        return sent
+
+    arrived = []
+    for retry in (0, 1):
+        arrived += [await send(retry), await (await asyncio.to_thread(send, retry))]
+    assert [bytearray(b"m" * MIB + b"n" * more) for more in range(4)] == arrived
+
+
 async def test_a_cast_to_all_is_one_block(monarch_procs: MonarchProcs) -> None:
     """However many receivers, and however many of them in one process; through the tree too, where the agent fills one for all."""
     procs = monarch_procs(3)

@@ -15,6 +15,7 @@ import pytest
 from monarch_async import (
     Actor,
     BufferGone,
+    CallTimeout,
     MeshFailure,
     ProcMesh,
     RDMAAction,
@@ -256,3 +257,25 @@ async def test_a_borrower_that_has_ended_holds_up_no_drop(pair: ProcMesh) -> Non
     assert 1 == await owner.held.call_one()
     await buffer.drop()
     assert 0 == await owner.held.call_one()
+
+
+async def test_an_owner_that_is_stopped() -> None:
+    """Is read and written by who has done so before, up to 4 MiB at a time, since nobody asks it; larger copies wait until it goes on."""
+    owner = this_host().spawn_procs(name="there").spawn("owner", Owner)
+    buffer = await owner.make_zeros.call_one(8 << 20, "cma")
+    small, large = bytearray(b"s" * (3 << 20)), bytearray(b"l" * (4 << 20))
+    await buffer.read_into(bytearray(1), offset=0, size=1)
+    pid = await owner.pid.call_one()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await buffer.write_from(small, offset=1, timeout=10.0)
+        back = bytearray(3 << 20)
+        await buffer.read_into(back, offset=1, timeout=10.0)
+        assert small == back
+        with pytest.raises(CallTimeout):
+            await buffer.read_into(large, offset=0, timeout=0.2)
+        assert bytearray(b"l" * (4 << 20)) == large
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await buffer.read_into(large, offset=0)
+    assert b"\0sss" == large[:4]

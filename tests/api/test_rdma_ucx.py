@@ -50,6 +50,69 @@ async def endless(owner):
     return buffer, target, copying
 """
 
+ENDS = """
+from monarch_async.ambient import current_runtime
+from tests.api.owners import halves
+
+async def nothing_left(owner):
+    async with asyncio.timeout(5):
+        while await owner.serving.call_one():
+            pass
+
+async def main():
+    owner = this_host().spawn_procs().spawn("owner", Owner)
+    await see_copies(owner)
+    await nothing_left(owner)
+    # Given up at any point of it.
+    buffer, memory = await owner.make.call_one(pattern(32 << 20), "ucx"), bytearray(32 << 20)
+    for moment in range(12):
+        copying = asyncio.ensure_future((buffer.write_from if moment % 2 else buffer.read_into)(memory))
+        await asyncio.sleep(moment * 0.002)
+        copying.cancel()
+        await asyncio.wait([copying])
+    await nothing_left(owner)
+    # This end can't be posted: the owner's does not wait for it, so that dropping the buffer has an end.
+    ucx = halves()[1]._ucx
+    ucx._fabric.receive = lambda *args: (_ for _ in ()).throw(RuntimeError("it broke"))
+    try:
+        await buffer.read_into(memory)
+    except RDMAError as error:
+        assert "UCX: it broke" in str(error)
+    else:
+        raise AssertionError("it was read though it was not posted")
+    del ucx._fabric.receive
+    await nothing_left(owner)
+    async with asyncio.timeout(5):
+        await buffer.drop()
+    # The owner's end of a write fails: so does the write.
+    buffer = await owner.make.call_one(pattern(64 << 20), "ucx")
+    wrong = 0
+    for _ in range(5):
+        writing = asyncio.ensure_future(buffer.write_from(bytearray(64 << 20)))
+        await owner.serving.call_one()
+        await owner.forget_fabric.call_one(current_runtime().me.uid)
+        try:
+            await writing
+        except RDMAError:
+            wrong += 1
+    assert wrong, "nothing was in the way of any"
+    await nothing_left(owner)
+    # The process is gone between the two steps of a copy.
+    address = buffer.owner
+    os.kill(await owner.pid.call_one(), 9)
+    await until(lambda: not ucx._peers)
+    try:
+        await ucx._post(ucx._fabric, address, False, 1, memoryview(bytearray(9)))
+    except ActorDied:
+        pass
+    else:
+        raise AssertionError("it was posted to nobody")
+    await shutdown()
+    print("done")
+
+asyncio.run(main())
+"""
+
 WITHIN = """
 async def main():
     owner = this_host().spawn_procs().spawn("owner", Owner)
@@ -99,6 +162,12 @@ def run(tmp_path: Path, body: str, *arguments: str) -> None:
 def test_within_a_host(tmp_path: Path) -> None:
     """Both ways, all sizes, batches; calls pass, it is cancelled, and an owner that is killed is noticed."""
     run(tmp_path, WITHIN)
+
+
+@needs_ucx
+def test_ends(tmp_path: Path) -> None:
+    """Copies that are given up, can't be posted, or break at the owner leave nothing there, and none is taken for done."""
+    run(tmp_path, ENDS)
 
 
 @needs_ucx

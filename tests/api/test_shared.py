@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from monarch_async import configure, shared_buffer, shared_empty, this_proc
-from monarch_async._channel.segment import SUPPORTED, address_of
+from monarch_async._channel.address import address_of
+from monarch_async._channel.segment import SUPPORTED
 from monarch_async.options import Options
 from monarch_async.testing.plugin import MonarchProcs
 from tests.api.lending_actors import Holder, lending_here, loans_here
@@ -47,6 +48,21 @@ async def test_it_is_sent_without_a_copy(monarch_procs: MonarchProcs) -> None:
     assert [b"x" + b"a" * 15] == await holder.content.call_one()
     assert allocated == pool.allocated
     del array
+
+
+async def test_what_is_read_only_is_not_copied_either(monarch_procs: MonarchProcs) -> None:
+    """And arrives so that it can't be written to."""
+    holder = monarch_procs(1).spawn("holder", Holder)
+    await holder.echo.call_one(None)
+    buffer = shared_buffer(5 * MIB)
+    buffer[:] = b"a" * (5 * MIB)
+    pool = lending_here().pool
+    allocated = pool.allocated
+    await holder.keep.call_one(buffer.toreadonly()[: 2 * MIB])
+    assert allocated == pool.allocated
+    assert [b"a" * 16] == await holder.content.call_one()
+    with pytest.raises(TypeError, match="read-only"):
+        await holder.fill.call_one(b"b" * (2 * MIB))
 
 
 async def test_two_actors_of_one_process_do_not_share_it(monarch_procs: MonarchProcs) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import gc
 import itertools
 import os
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,9 +18,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from monarch_async._channel import block as single
 from monarch_async._channel import blocks
-from monarch_async._channel.blocks import SLAB, SMALL, Block, SegmentPool
-from monarch_async._channel.segment import PAGE, SUPPORTED
+from monarch_async._channel.block import Block
+from monarch_async._channel.blocks import SLAB, SLICE, SMALL, SegmentPool
+from monarch_async._channel.segment import PAGE, SUPPORTED, Segment
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="needs memfd")
 LIMIT = 24 << 20
@@ -46,6 +50,43 @@ def memory_of(block: Block) -> int:
     return os.fstat(block.segment._fd).st_blocks * 512
 
 
+def aged(pool: SegmentPool) -> None:
+    """A round is over, and what was not used is given back."""
+    pool.age()
+    while pool.release():
+        pass
+
+
+@contextlib.contextmanager
+def no_more_memory() -> Iterator[None]:
+    """What is written to any file, a segment too, is refused."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def fails_to_fill(pool: SegmentPool, size: int) -> None:
+    """Take a block that has no memory yet, and let it go as there is none for it."""
+    block = taken(pool, size)
+    with no_more_memory(), pytest.raises(OSError, match="File too large"):
+        block.fill([(0, b"x")])
+
+
+@contextlib.contextmanager
+def nothing_can_be_given_back() -> Iterator[None]:
+    """As a system would do that does not know how to."""
+
+    def refuse(segment: Segment, offset: int, size: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Segment, "discard", refuse)
+        yield
+
+
 class Held:
     """A block that is in use, and what was last written to it: at its start, and at the end of what was asked for."""
 
@@ -66,7 +107,7 @@ class Pools(RuleBasedStateMachine):
         self.pool = SegmentPool(LIMIT)
         self.live: dict[int, Held] = {}
         self.names = 0
-        self.closed = False
+        self.retired: list[int] = []
 
     @rule(target=held, size=SIZES, shared=st.booleans())
     def take(self, size: int, shared: bool) -> Any:
@@ -97,13 +138,30 @@ class Pools(RuleBasedStateMachine):
     def let_go(self, name: int) -> None:
         self.live.pop(name, None)
 
+    @rule(size=SIZES)
+    def fail(self, size: int) -> None:
+        """A block for which the system has no memory left, if it is a new one."""
+        block = self.pool.take(size)
+        if isinstance(block, Block):
+            with no_more_memory(), contextlib.suppress(OSError):
+                block.fill([(0, b"x")])
+
     @rule()
     def age(self) -> None:
         self.pool.age()
 
     @rule()
+    def release(self) -> None:
+        self.pool.release()
+
+    @rule()
+    def fail_to_release(self) -> None:
+        with nothing_can_be_given_back():
+            self.pool.release()
+
+    @rule()
     def fork(self) -> None:
-        blocks._count_fork()  # what the hook of a fork does in the parent
+        single._count_fork()  # what the hook of a fork does in the parent
 
     @rule()
     def close(self) -> None:
@@ -112,6 +170,7 @@ class Pools(RuleBasedStateMachine):
         self.check_content()
         self.pool = SegmentPool(LIMIT)
         self.live.clear()
+        self.retired.clear()
 
     @invariant()
     def none_overlap(self) -> None:
@@ -141,11 +200,16 @@ class Pools(RuleBasedStateMachine):
 
     @invariant()
     def retired_ones_are_gone(self) -> None:
-        assert not {held.block.segment.number for held in self.live.values()} & set(self.pool.retired)
-        assert len(self.pool.retired) == len(set(self.pool.retired))
+        self.retired += self.pool.take_retired()
+        assert not {held.block.segment.number for held in self.live.values()} & set(self.retired)
+        assert len(self.retired) == len(set(self.retired))
 
     def teardown(self) -> None:
+        """Whatever has happened, all memory comes back once it is not used."""
         self.live.clear()
+        aged(self.pool)
+        aged(self.pool)
+        assert (0, 0) == (self.pool.allocated, self.pool.kept)
         self.pool.close()
 
 
@@ -172,11 +236,11 @@ def test_what_is_not_used_goes_back_to_the_system() -> None:
     other = filled(pool, 1 << 20, b"other")
     number, slab = large.segment.number, small.segment
     del small, large
-    pool.age()
+    aged(pool)
     assert (7 << 20, 6 << 20) == (pool.allocated, pool.kept)
-    pool.age()
+    aged(pool)
     assert (1 << 20, 0) == (pool.allocated, pool.kept)
-    assert [number] == pool.retired
+    assert [number] == pool.take_retired()
     assert 1 << 20 == memory_of(other)
     again = taken(pool, 1 << 20)
     assert again.segment is slab
@@ -190,9 +254,9 @@ def test_use_keeps_it() -> None:
     pool = SegmentPool(LIMIT)
     for _ in range(5):
         filled(pool, 5 << 20)
-        pool.age()
+        aged(pool)
     assert 5 << 20 == pool.allocated
-    assert [] == pool.retired
+    assert [] == pool.take_retired()
     pool.close()
 
 
@@ -203,10 +267,95 @@ def test_a_full_slab_without_blocks_in_use_is_retired() -> None:
     first = held[0].segment.number
     assert first != held[-1].segment.number
     del held
-    pool.age()
-    pool.age()
-    assert [first] == pool.retired
+    aged(pool)
+    aged(pool)
+    assert [first] == pool.take_retired()
     assert 0 == pool.allocated
+    pool.close()
+
+
+def test_small_blocks_that_could_not_be_filled_leave_nothing() -> None:
+    """However many of them: their memory is not counted for ever, and their places are used again."""
+    pool = SegmentPool(LIMIT)
+    for _ in range(20):
+        fails_to_fill(pool, SMALL)
+        aged(pool)
+    assert 0 == pool.allocated
+    assert LIMIT // SMALL == len([filled(pool, SMALL) for _ in range(LIMIT // SMALL)])
+    aged(pool)
+    aged(pool)
+    assert 0 == pool.allocated
+    assert [] == pool.take_retired()
+    pool.close()
+
+
+def test_small_shared_blocks_that_a_child_may_see_go_with_their_segment() -> None:
+    """They are counted as long as it is there, and no longer: the pool is not full after some of them."""
+    pool = SegmentPool(LIMIT)
+    beside = filled(pool, PAGE, b"beside")
+    slab = beside.segment.number
+    for _ in range(3):
+        held = taken(pool, SMALL, shared=True)
+        single._count_fork()
+        del held
+    assert isinstance(pool.take(LIMIT - SMALL), str)
+    assert 3 * SMALL + PAGE == pool.allocated == memory_of(beside)
+    del beside
+    block = filled(pool, LIMIT - SMALL)
+    assert slab in pool.take_retired()
+    assert block.size == pool.allocated
+    pool.close()
+
+
+def test_what_is_locked_in_memory_goes_back_too() -> None:
+    """As all is after ``mlockall``."""
+    pool = SegmentPool(LIMIT)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    small = filled(pool, PAGE)
+    keeper = filled(pool, PAGE, b"keeper")
+    assert 0 == libc.mlock(small.address, 2 * PAGE), os.strerror(ctypes.get_errno())
+    del small
+    aged(pool)
+    aged(pool)
+    assert PAGE == pool.allocated == memory_of(keeper)
+    pool.close()
+
+
+def test_where_the_system_takes_no_memory_back() -> None:
+    """Nothing raises, ageing goes on, and the figures are right: large blocks go with their segments, small ones when all of theirs do."""
+    pool = SegmentPool(LIMIT)
+    with nothing_can_be_given_back():
+        keeper = filled(pool, PAGE, b"keeper")
+        for _ in range(3):
+            for size in (SMALL, 5 << 20, 6 << 20):
+                filled(pool, size)
+            aged(pool)
+            aged(pool)
+        assert 3 * SMALL + PAGE == pool.allocated == memory_of(keeper)
+        assert 6 == len(pool.take_retired())
+        assert isinstance(pool.take(20 << 20), str)
+        del keeper
+        assert isinstance(pool.take(20 << 20), Block)
+    pool.close()
+
+
+def test_memory_goes_back_in_slices() -> None:
+    """Of a large block a few megabytes at a time, from its end on; the pool can be used between them, and counts what it still has."""
+    pool = SegmentPool(10 * SLICE)
+    small, large = filled(pool, PAGE), filled(pool, 2 * SLICE + SLICE // 2)
+    reader = large.segment.open_reader()
+    del large
+    pool.age()
+    pool.age()
+    for left in (2 * SLICE, SLICE, 0):
+        assert pool.doomed
+        assert bool(left) == pool.release()
+        assert left + PAGE * (1 if left == 2 * SLICE else 2) == pool.allocated
+        assert left == os.fstat(reader).st_blocks * 512
+        filled(pool, PAGE)
+    os.close(reader)
+    del small
     pool.close()
 
 
@@ -270,7 +419,7 @@ def test_after_a_fork_shared_blocks_are_not_used_again() -> None:
     del shared, private, seen
     assert place == taken(pool, 5 << 20).address
     held = [filled(pool, 5 << 20, b"new") for _ in range(3)]
-    assert number in pool.retired
+    assert number in pool.take_retired()
     os.write(write, b"x")
     assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os.close(read)
@@ -294,8 +443,8 @@ def test_in_a_forked_child_the_pool_gives_nothing_and_takes_nothing_away() -> No
         code = 1
         try:
             refused = pool.take(1 << 20)
-            pool.age()
-            pool.age()
+            aged(pool)
+            aged(pool)
             pool.close()
             code = 0 if isinstance(refused, str) and "forked" in refused else 2
         finally:

@@ -397,7 +397,7 @@ def test_cuda() -> None:
 def test_device_that_is_not_here() -> None:
     """A tensor from a device that this process lacks arrives on one that it has."""
     expected = "cuda" if torch.cuda.is_available() else "cpu"
-    assert expected == tensors._rebuild_tensor(None, torch.float32, 0, (0, 3), (3, 1), False, False, "cuda:99").device.type
+    assert expected == tensors._rebuild_tensor(None, "float32", 0, (0, 3), (3, 1), False, False, "cuda:99").device.type
 
 
 def test_a_sparse_tensor_is_not_kept() -> None:

@@ -28,6 +28,7 @@ from monarch_async._core.framing import (
     MAX_ITEMS,
     PASSED,
     PORT,
+    RECALLED,
     RELAYED,
     REPLIES,
     REPLY,
@@ -79,6 +80,7 @@ GOOD: list[list[Any]] = [
     [RETURNED, [1, 2]],
     [RETIRED, [2]],
     [UNSEEN, [2]],
+    [RECALLED, ["session"], [2]],
 ]
 
 BAD: list[Any] = [
@@ -129,6 +131,7 @@ BAD: list[Any] = [
     [RETURNED, 1],
     [RETIRED, b"x"],
     [UNSEEN, b"x"],
+    [RECALLED, [2]],
 ]
 
 

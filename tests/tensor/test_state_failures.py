@@ -157,3 +157,29 @@ async def test_a_life_that_is_over_publishes_no_more(pair: ProcMesh) -> None:
     published._shelf.close()
     with pytest.raises(UsageError, match="can't publish 'mine' by this any more"):
         await published.update({"w": torch.zeros(3)})
+
+
+async def test_a_version_that_was_given_up_can_be_published(pair: ProcMesh) -> None:
+    """While it waited for room, or at any other point: its number is not used up, unless it is there."""
+    puller = pair.slice(gpus=0).spawn("puller", Puller)
+    published = await StateDict.publish(constant(1, 5000), name="mine", slots=2, lease=60.0)
+    await puller.lease.call_one(published)
+    await published.update(constant(2, 5000))
+    updating = asyncio.ensure_future(published.update(constant(3, 5000), version=7))
+    await puller.pid.call_one()
+    assert 2 == await published.version()
+    updating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await updating
+    await puller.let_go.call_one()
+    await published.update(constant(4, 5000), version=7)
+    assert (7, 4) == ((pulled := await published.pull()).version, only_value(pulled))
+    for moment in range(8):
+        version = await published.version() + 1
+        updating = asyncio.ensure_future(published.update(constant(version, 5000), version=version))
+        await asyncio.sleep(moment * 0.0003)
+        updating.cancel()
+        await asyncio.wait([updating])
+        if await published.version() < version:
+            await published.update(constant(version, 5000), version=version)
+        assert version == await published.version()

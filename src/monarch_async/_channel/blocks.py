@@ -10,14 +10,16 @@ Rules:
 * The block given back last is taken first: its pages are warm. What has not been used for two rounds of `age` goes back to the system.
 * The pool never has more than `limit` bytes of memory. `take` says why it gives none; to do without is the caller's part.
 * Blocks may be taken and let go in any thread, also while garbage is collected: letting go is one append.
-* A block that a forked child may still see (`shared`, and a fork while it lived) is not used again. In the child the pool, which is its
-  parent's, gives nothing.
+* A block that a forked child may still see (`shared`, and a fork while it lived) is not used again: its memory goes with its segment.
+  In the child the pool, which is its parent's, gives nothing.
+* What a block has that could not be filled goes back to the system. Where the system does not take memory back it goes with its segment.
+* To give memory back takes as long as to copy some. So it is done in slices, without the pool's lock, when it is asked for (`release`); at
+  once only to make room for what is taken.
 * Segments hold no more than a quarter of the descriptors that this process may have.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import itertools
 import os
@@ -26,43 +28,21 @@ import threading
 import weakref
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterable
 
+from monarch_async._channel.block import EMPTY, USABLE, Block, Range, Returned, depth
 from monarch_async._channel.segment import PAGE, SUPPORTED, Segment
 
-__all__ = ["Block", "SegmentPool", "forks", "physical_memory"]
+__all__ = ["SegmentPool", "physical_memory"]
 
 SMALL = 4 << 20
 SLAB = 32 << 20
 KEEP = 1 << 30
 """Bytes of unused blocks that are kept at most."""
+SLICE = 8 << 20
+"""Bytes that are given back to the system in one go: 1 to 2 ms."""
 
-_Range = tuple[Segment, int, int]
-"""Segment, offset, size; of one that must not be used again the size is negative."""
-
-_Unused = tuple[int, int, _Range]
+_Unused = tuple[int, int, Range]
 """When it was given back, in rounds of `age` and in order; and what."""
-
-_forks = 0
-_depth = 0  # forks between the first process and this one
-
-
-def forks() -> int:
-    """How often this process, or one it was forked from, has begun to fork."""
-    return _forks
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-def _count_depth() -> None:
-    global _depth
-    _depth += 1
-
-
-os.register_at_fork(before=_count_fork, after_in_child=_count_depth)
 
 
 def physical_memory() -> int:
@@ -80,105 +60,47 @@ def _rounded(size: int) -> int:
     return -(-size // step) * step
 
 
-class _Returned(deque[_Range]):
-    """Blocks that were let go; while the pool is `open`, for others to take."""
-
-    open = True
-
-
-class Block:
-    """`size` bytes of a segment; held by whoever uses them."""
-
-    __slots__ = ("__weakref__", "_born", "_fresh", "_returned", "_spoilt", "offset", "segment", "shared", "size")
-
-    def __init__(self, segment: Segment, offset: int, size: int, fresh: bool, returned: _Returned) -> None:
-        self.segment = segment
-        self.offset = offset
-        self.size = size
-        self.shared = False  # between this process and its children, and whoever it is sent to
-        self._fresh = fresh  # its pages have no memory yet
-        self._spoilt = False  # nor will they get any
-        self._born = _forks
-        self._returned = returned
-
-    @property
-    def address(self) -> int:
-        """Where it is in this process."""
-        return self.segment.address + self.offset
-
-    def view(self) -> memoryview:
-        """Its bytes, writable; holds the block."""
-        memory = (ctypes.c_ubyte * self.size).from_address(self.address)
-        memory.block = self  # type: ignore[attr-defined]
-        return memoryview(memory).cast("B")
-
-    def commit(self) -> None:
-        """See to it that all of it has memory. Raises `OSError` when the system has none left; the block then is of no use."""
-        if self._fresh:
-            self._spoilt = True
-            self.segment.commit(self.offset, self.size)
-            self._fresh = self._spoilt = False
-
-    def fill(self, parts: Iterable[tuple[int, bytes | memoryview]]) -> None:
-        """Copy bytes to where they shall be, in order of their offsets. Raises `OSError` as `commit` does."""
-        if not self._fresh:
-            for offset, data in parts:
-                self.segment.write(self.offset + offset, data)
-            return
-        self._spoilt = True
-        end = 0
-        for offset, data in parts:
-            self.segment.write_fresh(self.offset + offset, data)
-            end = offset + len(data)
-        end -= end % PAGE
-        if end < self.size:
-            self.segment.commit(self.offset + end, self.size - end)
-        self._fresh = self._spoilt = False
-
-    def __del__(self) -> None:
-        spoilt = self._spoilt or (self.shared and self._born != _forks)
-        if self._returned.open:
-            self._returned.append((self.segment, self.offset, -self.size if spoilt else self.size))
-
-
 class SegmentPool:
     """See the module's docstring. `limit` in bytes."""
 
     def __init__(self, limit: int) -> None:
         self.allocated = 0  # bytes of memory that its segments have; at most `_limit`
         self.kept = 0  # bytes of them that are in `_warm`
-        self.retired: list[int] = []  # numbers of segments that are gone since somebody looked
         self._limit = limit
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._returned = _Returned()  # blocks that were let go and are not in `_warm` yet
+        self._returned = Returned()  # blocks that were let go and are not in `_warm` yet
         self._warm: dict[int, list[_Unused]] = {}  # by size, the one given back last at the end
         self._order = itertools.count()
-        self._cold: dict[int, list[_Range]] = {}  # parts of slabs whose memory was given back
+        self._doomed: deque[Range] = deque()  # unused blocks, or what is left of them, whose memory is to be given back
+        self._doomed_bytes = 0  # in them, and in what is being given back
+        self._releasing = threading.Lock()  # held by who gives memory back; taken before `_lock`
+        self._retired: list[int] = []  # numbers of segments that are gone since somebody asked
+        self._cold: dict[int, list[Range]] = {}  # parts of slabs whose memory was given back
         self._slab: Segment | None = None  # that blocks are being cut from
         self._cut = 0  # how much of it is
-        self._in_use: dict[int, int] = {}  # bytes of each slab, by number, that have memory
+        self._in_use: dict[int, int] = {}  # bytes of each slab, by number, that have memory and are not lost
+        self._lost: dict[int, int] = {}  # bytes of each slab whose memory stays until it is gone
         self._round = 0
         self._shared: list[tuple[int, weakref.ref[Block]]] = []  # those of `shared` blocks by address, sorted; replaced, never changed
         self._segments = weakref.WeakSet[Segment]()  # all that are left
-        self._depth = _depth
+        self._depth = depth()
 
     def take(self, size: int, *, shared: bool = False) -> Block | str:
         """A block of at least `size` bytes, or why there is none."""
         if not SUPPORTED:
             return "this system has no memfd"
-        if self._depth != _depth:  # before the lock, which the parent may have held
+        if self._depth != depth():  # before the lock, which the parent may have held
             return "this process was forked from the one whose memory it is: do it in the parent, or start this one with 'spawn'"
         size = _rounded(size)
-        with self._lock:
-            self._collect()
-            found = self._find(size)
-            if isinstance(found, str):
-                return found
-            block = Block(*found, self._returned)
+        while (found := self._find(size)) is None:
+            self.release()
+        if isinstance(found, str):
+            return found
+        block = Block(*found, self._returned)
         if shared:
             try:
-                block.commit()  # without the lock, since this takes long
+                block.commit()
             except OSError as error:
                 return f"the system gives no memory for {size} bytes: {error.strerror}"
             block.shared = True
@@ -201,41 +123,85 @@ class SegmentPool:
         return block if block is not None and address + size <= block.address + block.size else None
 
     def age(self) -> None:
-        """Give back to the system what was not used since the call before the last one."""
-        if self._depth != _depth:
+        """What was not used since the call before the last one is to be given back."""
+        if self._depth != depth():
             return
         with self._lock:
             self._collect()
             self._round += 1
-            self._trim(0, before=self._round - 1)
+            self._doom(0, before=self._round - 1)
+
+    @property
+    def doomed(self) -> bool:
+        """Whether something is to be given back."""
+        return bool(self._doomed)
+
+    def release(self) -> bool:
+        """Give a slice of what is to be given back to the system. Whether there is more."""
+        if self._depth != depth():
+            return False
+        with self._releasing:
+            with self._lock:
+                if not self._doomed:
+                    return False
+                segment, offset, size = self._doomed.popleft()
+                rest = (size - 1) // SLICE * SLICE  # from the end on, and along the bounds of huge pages
+                if rest:
+                    self._doomed.appendleft((segment, offset, rest))
+            try:
+                segment.discard(offset + rest, size - rest)
+            except OSError:
+                given_back = False
+            else:
+                given_back = True
+            with self._lock:
+                self._doomed_bytes -= size - rest
+                self._released(segment, offset, size, rest, given_back)
+                return bool(self._doomed)
+
+    def take_retired(self) -> list[int]:
+        """Numbers of the segments that are gone since the last call."""
+        with self._lock:
+            retired, self._retired = self._retired, []
+        return retired
 
     def close(self) -> None:
         """Keep nothing any more; blocks in use stay as they are, also when they are let go."""
-        if self._depth != _depth:
+        if self._depth != depth():
             return
         with self._lock:
+            self._returned.open = False
             self._slab = None
             self._collect()
-            self._trim(0, before=self._round + 1)
+            self._doom(0, before=self._round + 1)
+        while self.release():
+            pass
+        with self._lock:
             self._cold.clear()
-            self._returned.open = False
 
-    def _find(self, size: int) -> tuple[Segment, int, int, bool] | str:
-        warm = self._warm.get(size)
-        if warm:
-            *_, found = warm.pop()
-            self.kept -= size
-            return *found, False
-        if self.allocated + size > self._limit:
-            self._trim(max(0, self.kept - (self.allocated + size - self._limit)), before=self._round + 1)
-            if self.allocated + size > self._limit:
-                return f"{self.allocated} bytes are in use and {size} more would pass the option segment_bytes={self._limit}"
-        if len(self._segments) >= _most_segments():
-            self._trim(0, before=self._round + 1)
-        try:
-            return *self._allocate(size), True
-        except OSError as error:
-            return f"no segment can be had: {error.strerror}"
+    def _find(self, size: int) -> tuple[Segment, int, int, bool] | str | None:
+        """A range, and whether it is fresh; or why there is none. `None` if there may be one when something has been released."""
+        with self._lock:
+            self._collect()
+            warm = self._warm.get(size)
+            if warm:
+                *_, found = warm.pop()
+                self.kept -= size
+                return *found, False
+            missing = self.allocated + size - self._limit
+            if missing > 0:
+                self._doom(max(0, self.kept - max(0, missing - self._doomed_bytes)), before=self._round + 1)
+                if not self._doomed_bytes:
+                    return f"{self.allocated} bytes are in use and {size} more would pass the option segment_bytes={self._limit}"
+                return None
+            if len(self._segments) >= _most_segments():
+                self._doom(0, before=self._round + 1)
+                if self._doomed_bytes:
+                    return None
+            try:
+                return *self._allocate(size), True
+            except OSError as error:
+                return f"no segment can be had: {error.strerror}"
 
     def _new_segment(self, size: int) -> Segment:
         if len(self._segments) >= _most_segments():
@@ -244,7 +210,7 @@ class SegmentPool:
         self._segments.add(segment)
         return segment
 
-    def _allocate(self, size: int) -> _Range:
+    def _allocate(self, size: int) -> Range:
         if size > SMALL:
             segment = self._new_segment(size)
             self.allocated += size
@@ -267,39 +233,63 @@ class SegmentPool:
         """Take in what was let go."""
         returned = self._returned
         while returned:
-            found = segment, _, size = returned.popleft()
-            if size > 0:
+            found, future = returned.popleft()
+            segment, _, size = found
+            if future == USABLE:
                 self._warm.setdefault(size, []).append((self._round, next(self._order), found))
                 self.kept += size
-            elif -size > SMALL:  # its memory is gone with it, once no child has it any more
-                self.allocated += size
-                self.retired.append(segment.number)
+            elif future == EMPTY:
+                self._doomed.append(found)
+                self._doomed_bytes += size
+            elif segment.number in self._in_use:
+                self._lose(segment, size)
+            else:  # its memory is gone with it, once no child has it any more
+                self.allocated -= size
+                self._retired.append(segment.number)
         if self.kept > KEEP:
-            self._trim(KEEP, before=self._round + 1)
+            self._doom(KEEP, before=self._round + 1)
 
-    def _trim(self, keep: int, *, before: int) -> None:
-        """Give unused blocks back to the system, the oldest first, until `keep` bytes are kept or all are from round `before` or later."""
+    def _doom(self, keep: int, *, before: int) -> None:
+        """Unused blocks are to be given back, the oldest first, until `keep` bytes are kept or all are from round `before` or later."""
+        if self.kept <= keep:
+            return
         oldest = sorted((age, order, size) for size, entries in self._warm.items() for age, order, _ in entries)
         for age, _, size in oldest:
             if self.kept <= keep or age >= before:
                 break
             *_, found = self._warm[size].pop(0)
             self.kept -= size
+            self._doomed.append(found)
+            self._doomed_bytes += size
+
+    def _released(self, segment: Segment, offset: int, size: int, rest: int, given_back: bool) -> None:
+        """The end of a block was given back, or could not be; the rest of it is to be."""
+        if segment.number not in self._in_use:  # what could not be is gone with the segment, when nobody has that any more
+            self.allocated -= size - rest
+            if not rest:
+                self._retired.append(segment.number)
+        elif given_back:
             self.allocated -= size
-            self._free(*found)
-
-    def _free(self, segment: Segment, offset: int, size: int) -> None:
-        segment.discard(offset, size)
-        if size > SMALL:
-            self.retired.append(segment.number)
-            return
-        self._cold.setdefault(size, []).append((segment, offset, size))
-        self._in_use[segment.number] -= size
-        if segment is not self._slab:
+            self._cold.setdefault(size, []).append((segment, offset, size))
+            self._in_use[segment.number] -= size
             self._retire_empty(segment)
+        else:
+            self._lose(segment, size)
 
-    def _retire_empty(self, segment: Segment) -> None:
-        if not self._in_use.get(segment.number):
-            self._in_use.pop(segment.number, None)
-            self._cold = {size: [cold for cold in entries if cold[0] is not segment] for size, entries in self._cold.items()}
-            self.retired.append(segment.number)
+    def _lose(self, segment: Segment, size: int) -> None:
+        """A part of a slab can't be used again, nor its memory be given back before all of the slab is."""
+        self._in_use[segment.number] -= size
+        self._lost[segment.number] = self._lost.get(segment.number, 0) + size
+        self._retire_empty(segment)
+
+    def _retire_empty(self, slab: Segment) -> None:
+        """Let a slab go in which nothing is in use, if no more is to be cut from it or something of it is lost."""
+        number = slab.number
+        if self._in_use.get(number) or (slab is self._slab and number not in self._lost):
+            return
+        if slab is self._slab:
+            self._slab = None
+        self._in_use.pop(number, None)
+        self.allocated -= self._lost.pop(number, 0)
+        self._cold = {size: [cold for cold in entries if cold[0] is not slab] for size, entries in self._cold.items()}
+        self._retired.append(number)

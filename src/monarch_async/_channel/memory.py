@@ -14,6 +14,7 @@ import pickle
 import sys
 from typing import Any, NamedTuple
 
+from monarch_async._channel.address import address_of
 from monarch_async.errors import BufferMismatch
 
 __all__ = ["Memory", "memory_of", "view_of"]
@@ -58,7 +59,7 @@ def memory_of(what: object) -> Memory:
         raise TypeError(f"a {kind} has no memory to transfer: give a tensor, an array, a memoryview or a bytearray") from None
     if not view.c_contiguous:
         raise BufferMismatch("a memoryview that is not contiguous can't be transferred one-sidedly: give a contiguous one, or a copy")
-    return Memory(_address(view), view.nbytes, view.readonly, view)
+    return Memory(address_of(view), view.nbytes, view.readonly, view)
 
 
 def _of_tensor(torch: Any, tensor: Any) -> Memory:
@@ -85,46 +86,8 @@ def _of_array(array: Any) -> Memory:
     return Memory(array.ctypes.data, array.nbytes, not array.flags.writeable, array, str(array.dtype), array.shape)
 
 
-def _address(view: memoryview) -> int:
-    if not view.nbytes:
-        return 0
-    flat = view.cast("B") if view.ndim != 1 or view.format != "B" else view
-    if not view.readonly:
-        return ctypes.addressof(ctypes.c_char.from_buffer(flat))
-    # The buffer protocol itself, since ctypes takes only writable memory.
-    buffer = _PyBuffer()
-    _get_buffer(ctypes.py_object(flat), ctypes.byref(buffer), 0)
-    address = int(buffer.address)
-    _release_buffer(ctypes.byref(buffer))
-    return address
-
-
 def view_of(memory: Memory, offset: int, size: int) -> memoryview:
     """A writable view of a part of it, which holds it."""
     part = (ctypes.c_ubyte * size).from_address(memory.address + offset)
     part.holder = memory.holder  # type: ignore[attr-defined]
     return pickle.PickleBuffer(part).raw()  # of plain bytes, which `cast` makes of no array of ctypes
-
-
-class _PyBuffer(ctypes.Structure):
-    """`Py_buffer`, of which only the first field is looked at."""
-
-    _fields_ = (
-        ("address", ctypes.c_void_p),
-        ("owner", ctypes.c_void_p),
-        ("length", ctypes.c_ssize_t),
-        ("item_size", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("dimensions", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    )
-
-
-_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
-_get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
-_release_buffer = ctypes.pythonapi.PyBuffer_Release
-_release_buffer.argtypes = (ctypes.c_void_p,)

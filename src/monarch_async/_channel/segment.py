@@ -27,8 +27,11 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
-__all__ = ["PAGE", "SUPPORTED", "Mapping", "Segment", "Window", "address_of"]
+from monarch_async._channel.address import address_of
+
+__all__ = ["PAGE", "SUPPORTED", "Mapping", "Segment", "Window"]
 
 SUPPORTED = sys.platform == "linux" and hasattr(os, "memfd_create")
 PAGE = mmap.PAGESIZE
@@ -37,7 +40,8 @@ TWO_FROM = 16 << 20
 
 _READ, _WRITE = 1, 2  # PROT_*
 _SHARED, _PRIVATE, _NORESERVE = 1, 2, 0x4000  # MAP_*
-_DONTNEED, _REMOVE, _HUGEPAGE = 4, 9, 14  # MADV_*
+_DONTNEED, _HUGEPAGE = 4, 14  # MADV_*
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # FALLOC_FL_*
 _ADD_SEALS = 1033  # fcntl
 _SEALS = 0x1 | 0x2 | 0x4  # no further seals, no shrinking, no growing
 _FAILED = ctypes.c_void_p(-1).value
@@ -51,10 +55,13 @@ _FILE, _PRESENT, _SWAPPED = 4, 8, 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
+_fallocate: Any = getattr(_libc, "fallocate", None)  # of Linux
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+if _fallocate is not None:
+    _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
 def _error(what: str) -> OSError:
@@ -67,11 +74,6 @@ def _map(fd: int, size: int, protection: int, flags: int) -> int:
     if address is None or address == _FAILED:
         raise _error(f"{size} bytes of shared memory can't be mapped")
     return address
-
-
-def address_of(view: memoryview) -> int:
-    """Where the bytes of a writable, contiguous view are; 0 if it is read-only or empty."""
-    return 0 if view.readonly or not view.nbytes else ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 class Segment:
@@ -96,14 +98,9 @@ class Segment:
             os.posix_fallocate(self._fd, offset, size)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Copy `data` into the segment."""
-        size = len(data)
-        source = address_of(data) if isinstance(data, memoryview) else 0
-        if not source:
-            memoryview((ctypes.c_ubyte * size).from_address(self.address + offset)).cast("B")[:] = data
-            return
-        target = self.address + offset  # lets other threads run meanwhile
-        _in_parts(size, lambda start, end: ctypes.memmove(target + start, source + start, end - start))
+        """Copy `data` into the segment; other threads run meanwhile."""
+        target, source = self.address + offset, address_of(data)
+        _in_parts(len(data), lambda start, end: ctypes.memmove(target + start, source + start, end - start))
 
     def write_fresh(self, offset: int, data: bytes | memoryview) -> None:
         """Copy `data` to where no memory is yet: twice as fast as to get that first. Raises `OSError` when the system has none left."""
@@ -116,8 +113,8 @@ class Segment:
         _in_parts(len(view), put)
 
     def discard(self, offset: int, size: int) -> None:
-        """Give the memory of a range back to the system, whoever has it mapped."""
-        if _madvise(self.address + offset, size, _REMOVE):
+        """Give the memory of a range back to the system, whoever has it mapped, or locked. Raises `OSError`."""
+        if _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, offset, size):
             raise _error("shared memory can't be given back")
 
     def open_reader(self) -> int:

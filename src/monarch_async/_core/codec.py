@@ -2,7 +2,7 @@
 
 A body is one pickle of protocol 5. Buffers of 16 KiB and more (NumPy arrays, tensors by their reducers, anything that
 hands out `pickle.PickleBuffer`) stay beside it, uncopied, so that the link can write them from where they lie; smaller ones
-are cheaper inside.
+are cheaper inside. So do `bytes`, `bytearray` and `str` of 256 KiB and more (`lifting`), of which the receiver makes copies.
 
 Rules:
 
@@ -25,10 +25,12 @@ import pickle
 import sys
 import types
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import local
 from typing import Any
 
+from monarch_async._core.lifting import LIFTED, Lifter
+from monarch_async._core.parts import parts_of
 from monarch_async._core.stories import format_error, type_name
 from monarch_async._core.views import reduce_view
 from monarch_async.errors import DecodeError
@@ -102,14 +104,26 @@ class _Pickler(pickle.Pickler):
 class _Writer:
     """A pickler with its output. Making one costs more than pickling a small message, so each thread keeps one."""
 
-    __slots__ = ("buffers", "chunks", "pickler", "scope")
+    __slots__ = ("buffers", "chunks", "lifter", "limit", "pickler", "scope")
 
     def __init__(self, pickler: Any, limit: int) -> None:
         self.buffers = Buffers()
-        self.chunks: list[bytes] = []
+        self.chunks: list[bytes | bytearray] = []
+        self.lifter: Lifter | None = None
+        self.limit = limit
         self.scope: Scope | None = None
         output = types.SimpleNamespace(write=self.chunks.append)
-        self.pickler = pickler(output, 5, buffer_callback=lambda buffer: _keep_large(self.buffers, limit, buffer))
+        self.pickler = pickler(output, 5, buffer_callback=self._keep)
+
+    def _keep(self, buffer: pickle.PickleBuffer) -> bool:
+        if self.chunks:  # what has been written comes before it
+            self._lift()
+        return _keep_large(self.buffers, self.limit, buffer)
+
+    def _lift(self) -> None:
+        if self.limit == OUT_OF_BAND:
+            self.lifter = self.lifter or Lifter()
+            self.buffers.extend(self.lifter.lift(self.chunks))
 
     def write(self, obj: Any) -> tuple[bytes, Buffers]:
         """Pickle `obj`, twice when a reducer asks for it, and keep nothing of it."""
@@ -119,10 +133,15 @@ class _Writer:
                 self.scope.last = True
                 self.chunks.clear()
                 self.buffers.clear()
+                self.lifter = None
                 self.pickler.clear_memo()
                 self.pickler.dump(obj)
-            return self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks), self.buffers
+            if len(self.chunks) > 1:
+                self._lift()
+                return b"".join(self.chunks), self.buffers
+            return bytes(self.chunks[0]), self.buffers
         finally:
+            self.lifter = None
             self.pickler.clear_memo()
             self.chunks.clear()
             self.buffers = Buffers()
@@ -178,6 +197,8 @@ def dumps(obj: Any, by_name: bool = False) -> tuple[bytes, Buffers]:
         else:
             buffers = Buffers()
             body = _pickle(obj, 5, buffer_callback=_partial(_keep_large, buffers, OUT_OF_BAND))
+            if len(body) >= LIFTED:  # here nothing can be lifted; others of this size may follow
+                register_reducer(memoryview, reduce_view)
         # As a test for "contains", `in` and `find` cost two and three times as much on small bodies.
         if by_name or not body.partition(b"__main__")[1]:
             return body, buffers
@@ -330,7 +351,7 @@ def _refusal(obj: Any, error: Exception) -> TypeError:
         path = ""  # a call's arguments: its parts are named below
     budget = _PROBES
     for _ in range(0 if isinstance(error, RecursionError) else _NESTING):
-        for suffix, part in _parts(culprit, path):
+        for suffix, part in parts_of(culprit, path):
             budget -= 1
             failure = _failure(part) if budget >= 0 else None
             if failure is not None:
@@ -356,36 +377,3 @@ def _failure(part: Any) -> Exception | None:
     finally:
         _thread.active = outer
     return None
-
-
-def _parts(obj: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """What pickling `obj` would pickle in turn, each with its path."""
-    if type(obj) is tuple and not path:
-        yield from (("args", obj[0]), ("kwargs", obj[1]))
-    elif isinstance(obj, dict):
-        for key, item in list(obj.items()):
-            yield f"{path}[{key!r}]", item
-            yield f"{path} key {key!r}", key
-    elif isinstance(obj, (list, tuple)):
-        yield from ((f"{path}[{index}]", item) for index, item in enumerate(list(obj)))
-    elif isinstance(obj, (set, frozenset)):
-        yield from ((f"{path} member {item!r}", item) for item in list(obj))
-    elif isinstance(obj, functools.partial):
-        yield from ((f"{path}.func", obj.func), (f"{path}.args", obj.args), (f"{path}.keywords", obj.keywords))
-    elif isinstance(obj, types.MethodType):
-        yield f"{path}.__self__", obj.__self__
-    elif isinstance(obj, types.FunctionType):
-        code = obj.__code__
-        for name, cell in zip(code.co_freevars, obj.__closure__ or (), strict=False):
-            try:
-                yield f"{path} variable {name!r}", cell.cell_contents
-            except ValueError:
-                continue  # the enclosing function has not set it yet
-        yield from ((f"{path} global {name!r}", obj.__globals__[name]) for name in code.co_names if name in obj.__globals__)
-    # What has a way of its own to be pickled does not pickle its attributes.
-    reduce: Any = type(obj).__reduce__
-    if reduce is object.__reduce__ and not isinstance(obj, (type, types.FunctionType, types.ModuleType)):
-        yield from ((f"{path}.{name}", item) for name, item in list(getattr(obj, "__dict__", {}).items()))
-        for name in copyreg._slotnames(type(obj)):  # type: ignore[attr-defined]
-            if hasattr(obj, name):
-                yield f"{path}.{name}", getattr(obj, name)

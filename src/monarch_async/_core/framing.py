@@ -59,6 +59,7 @@ __all__ = [
     "PONG",
     "PORT",
     "PRELUDE",
+    "RECALLED",
     "RELAYED",
     "REPLIES",
     "REPLY",
@@ -96,7 +97,7 @@ CALL, REPLY, FAIL, PORT, CANCEL, CREDIT, STARTED, CLOSED = 0, 1, 2, 3, 4, 5, 6, 
 TREE, RELAYED, REPLIES, CREDIT_FOR, MARK, GATE, PASSED, INTRODUCE, LOST, SKIPPED = 8, 9, 10, 11, 12, 13, 14, 15, 16, 17
 LIFE = 18
 # Those of shared memory; see `_runtime/lending.py`.
-LENT, RETURNED, RETIRED, UNSEEN = 19, 20, 21, 22
+LENT, RETURNED, RETIRED, UNSEEN, RECALLED = 19, 20, 21, 22, 23
 BODY_FIELD = {CALL: 5, REPLY: 2, PORT: 3, TREE: 4, RELAYED: 5}
 """Where the body is in a message that may be large."""
 
@@ -127,6 +128,7 @@ SIGNATURES: dict[int, tuple[tuple[type, ...], ...]] = {
     RETURNED: ((int, list),),
     RETIRED: ((int, list),),
     UNSEEN: ((int, list),),
+    RECALLED: ((int, list, list),),
 }
 """The types that the fields of a message may have, by kind. A new kind, or a new field, has to be entered here."""
 

@@ -27,7 +27,8 @@ from monarch_async._channel.gifts import Gifts
 from monarch_async._channel.pool import allocate
 from monarch_async._channel.segment import SUPPORTED, Mapping
 from monarch_async._core.codec import Buffers
-from monarch_async._core.framing import BODY_FIELD, LENT, MAX_ITEMS, RETIRED, RETURNED, UNSEEN, pack_message
+from monarch_async._core.events import Evidence
+from monarch_async._core.framing import BODY_FIELD, LENT, MAX_ITEMS, RECALLED, RETIRED, RETURNED, UNSEEN, pack_message
 from monarch_async._runtime.leases import Lease, undecodable
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.peer import Peer
@@ -36,11 +37,11 @@ from monarch_async.errors import ChannelError
 from monarch_async.ids import ProcAddress
 from monarch_async.options import Options
 
-__all__ = ["Borrower", "Borrowing"]
+__all__ = ["Borrower", "Borrowing", "send_numbers"]
 
 ALIGNED = 64
 """What lies at a multiple of so many bytes in its block does so in a copy of a part."""
-MANY, LATER = 8, 0.002
+MANY, LATER = 16, 0.002
 """So many leases that have ended are given back together, or those that there are after so many seconds."""
 
 
@@ -57,6 +58,7 @@ class Borrower(Protocol):
     kinds: dict[int, Handle]
     closing: bool
     on_peer_gone: list[Callable[[Peer], None]]
+    on_session_over: list[Callable[[Peer, Link], None]]
 
     def peer_of(self, link: Link) -> Peer: ...
 
@@ -73,12 +75,12 @@ class Borrowing:
         self.gifts = Gifts()  # what `peering` has others give
         self._closed = False
         self._mappings: dict[tuple[str, int], Mapping] = {}  # by owner and number of the segment
-        self._leased: set[tuple[str, int, int]] = set()  # owner, segment and offset of the blocks with a lease
+        self._leased: dict[tuple[str, int, int], int] = {}  # the loan of each block with a lease, by owner, segment and offset
         self._over: deque[Lease] = deque()  # leases that have ended, and whose memory is not renewed yet
         self._renewing = False  # that is scheduled
         self._ended: list[tuple[str, int]] = []  # owners and numbers of loans that are over and not given back yet
         self._giving_back: asyncio.TimerHandle | None = None  # when that will be
-        runtime.kinds.update({LENT: self._lent, RETIRED: self._retired})
+        runtime.kinds.update({LENT: self._lent, RETIRED: self._retired, RECALLED: self._recalled})
         runtime.on_peer_gone.append(self._peer_gone)
         if SUPPORTED and runtime.me.unix:
             self._open_inbox()
@@ -134,7 +136,7 @@ class Borrowing:
         try:
             found = [iter(self._borrow(owner, parts, *loan)) for loan, parts in zip(loans, wanted, strict=True)]
         except (OSError, MemoryError, ChannelError) as error:
-            self._return(link, [loan[0] for loan in loans])
+            send_numbers(link, RETURNED, [loan[0] for loan in loans])
             unseen = {loan[1] for loan in loans if (owner, loan[1]) not in self._mappings}
             if unseen:
                 link.send_control(pack_message((UNSEEN, sorted(unseen))))
@@ -167,7 +169,7 @@ class Borrowing:
             copies = _copies(mapping, offset, parts)
             self._give_back(owner, [number])
             return copies
-        self._leased.add((owner, segment, offset))
+        self._leased[owner, segment, offset] = number
         view = Lease(self._lease_over, owner, number, segment, offset, size, mapping).view()
         return [view[start : start + length] for start, length in parts]
 
@@ -194,7 +196,7 @@ class Borrowing:
             except OSError as error:  # as of locked memory: it counts as on lease for ever, so what comes there is copied
                 self._runtime.log.warning("%s; what comes in its place is copied", error)
             else:
-                self._leased.discard((lease.owner, lease.segment, lease.offset))
+                self._leased.pop((lease.owner, lease.segment, lease.offset), None)
             self._ended.append((lease.owner, lease.number))
         if len(self._ended) >= MANY:
             self._give_back_all()
@@ -216,22 +218,33 @@ class Borrowing:
         peer = self._runtime.peers.get(owner)
         link = peer.connect() if peer is not None else None
         if link is not None:
-            self._return(link, numbers)
-
-    def _return(self, link: Link, numbers: list[int]) -> None:
-        for start in range(0, len(numbers), MAX_ITEMS):
-            link.send_control(pack_message((RETURNED, numbers[start : start + MAX_ITEMS])))
+            send_numbers(link, RETURNED, numbers)
 
     def _retired(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
         owner = self._runtime.peer_of(link).address.uid
         for number in fields[1]:
             self._mappings.pop((owner, number), None)
 
+    def _recalled(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
+        """A session with an owner was lost: it asks for loans that it does not know to be held. Nothing may come over that any more."""
+        _, sessions, numbers = fields
+        peer = self._runtime.peer_of(link)
+        for other in [other for other in peer.links if other is not link and other.session in sessions]:
+            peer.ended(other, Evidence(f"{peer.address} has given up a session"))
+        held = {number for (owner, _, _), number in self._leased.items() if owner == peer.address.uid}
+        send_numbers(link, RETURNED, [number for number in numbers if number not in held])
+
     def _peer_gone(self, peer: Peer) -> None:
         uid = peer.address.uid
         self.gifts.forget(uid)
         for key in [key for key in self._mappings if key[0] == uid]:
             del self._mappings[key]
+
+
+def send_numbers(link: Link, kind: int, numbers: Sequence[int]) -> None:
+    """Numbers of loans or of segments, as many as a message may have in each; before large messages that wait."""
+    for start in range(0, len(numbers), MAX_ITEMS):
+        link.send_control(pack_message((kind, numbers[start : start + MAX_ITEMS])))
 
 
 def _copies(mapping: Mapping, offset: int, parts: Sequence[tuple[int, int]]) -> list[memoryview]:

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from monarch_async._channel.blocks import forks
+from monarch_async._channel.block import forks
 from monarch_async._channel.segment import Mapping
 from monarch_async.errors import ChannelError
 

@@ -22,18 +22,21 @@ import asyncio
 import contextlib
 import itertools
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
-from monarch_async._channel.blocks import Block, SegmentPool, physical_memory
+from monarch_async._channel.address import address_of
+from monarch_async._channel.block import Block
+from monarch_async._channel.blocks import SegmentPool, physical_memory
 from monarch_async._channel.descriptors import Inbox, inbox_path
-from monarch_async._channel.segment import address_of
 from monarch_async._core.codec import Buffers
 from monarch_async._core.framing import BODY_FIELD, LENT, RETIRED, RETURNED, UNSEEN, bulk_layout, pack_message
-from monarch_async._runtime.borrowing import Borrower, Borrowing
+from monarch_async._runtime.borrowing import Borrower, Borrowing, send_numbers
 from monarch_async._runtime.link import INLINE, Link
 from monarch_async._runtime.outgoing import MAX_SMALL
 from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.tenant import Tenant
 
 __all__ = ["THRESHOLD", "Lending"]
 
@@ -41,16 +44,8 @@ THRESHOLD = 1 << 16
 """Messages with fewer bytes of body and buffers take the socket."""
 AGE = 5.0
 """Every so many seconds it is looked which unused blocks have not been used for as long."""
-
-
-class _Tenant:
-    """Another process, as one that is lent to."""
-
-    __slots__ = ("introduced", "loans")
-
-    def __init__(self) -> None:
-        self.introduced: set[int] = set()  # numbers of segments
-        self.loans: dict[int, Block] = {}  # by the number of the loan
+PAUSE = 0.005
+"""Seconds of the loop's between two slices of memory that are given back to the system."""
 
 
 class Lending:
@@ -60,20 +55,23 @@ class Lending:
         self._runtime = runtime
         self.borrowing = Borrowing(runtime)
         self.pool = SegmentPool(min(runtime.options.segment_bytes, physical_memory() // 2))
-        self._tenants: dict[str, _Tenant] = {}  # by uid
+        self._tenants: dict[str, Tenant] = {}  # by uid
         self._numbers = itertools.count(1)
-        self._aging: asyncio.TimerHandle | None = None
+        self._aging: asyncio.TimerHandle | None = None  # set while the pool has memory
+        self._releasing: asyncio.TimerHandle | None = None  # set while some of it is given back
         self._warned = False
         self._closed = False
         runtime.kinds.update({RETURNED: self._returned, UNSEEN: self._unseen})
         runtime.on_peer_gone.append(self._peer_gone)
+        runtime.on_session_over.append(self._session_over)
 
     def close(self) -> None:
         """Lend and borrow nothing more. What is on lease here stays readable, and what is on lease elsewhere too."""
         self._closed = True
         self.borrowing.close()
-        if self._aging is not None:
-            self._aging.cancel()
+        for timer in (self._aging, self._releasing):
+            if timer is not None:
+                timer.cancel()
         self.pool.close()  # first, so that it does not take what is lent for unused
         self._tenants.clear()
 
@@ -86,6 +84,9 @@ class Lending:
         """From now on what is sent over `link` to a process of this host may be lent."""
         if self.borrowing.inbox is not None and peer.address.host == self._runtime.me.host:
             link.lend = lambda message, body, buffers: self._lend(link, message, body, buffers)
+        tenant = self._tenants.get(peer.address.uid)
+        if tenant is not None and tenant.lost:
+            tenant.recall([link])
 
     def place(self, body: bytes, buffers: Buffers) -> bool:
         """Put body and buffers where they can be lent from; `buffers` then are views of that, and of nothing of the caller's.
@@ -110,7 +111,9 @@ class Lending:
             self._warn(placed)
             return None
         peer = self._runtime.peer_of(link)
-        tenant = self._tenants.setdefault(peer.address.uid, _Tenant())
+        tenant = self._tenants.get(peer.address.uid)
+        if tenant is None:
+            tenant = self._tenants[peer.address.uid] = Tenant()
         loans: dict[Block, int] = {}
         places = [(loans.setdefault(block, len(loans)), offset, size) for block, offset, size in placed]
         try:
@@ -119,6 +122,8 @@ class Lending:
         except BlockingIOError:  # so many have been introduced that its inbox is full
             return None
         except OSError as error:
+            if isinstance(error, FileNotFoundError | ConnectionRefusedError):  # it has no inbox, nor will it have one
+                link.lend = None
             self._warn(f"{peer.address} can't be given a descriptor now: {error.strerror or error}")
             return None
         numbered = {next(self._numbers): block for block in loans}
@@ -130,9 +135,7 @@ class Lending:
         if len(packed) > MAX_SMALL:
             message[BODY_FIELD[message[0]]] = b""
             return None
-        tenant.loans.update(numbered)
-        if self._aging is None:
-            self._start_aging()
+        tenant.loans.update({number: (block, link) for number, block in numbered.items()})
         return packed
 
     def _placed(self, body: bytes, buffers: Sequence[memoryview]) -> list[tuple[Block, int, int]] | str:
@@ -152,7 +155,7 @@ class Lending:
         missing = [index for index, place in enumerate(found) if place is None]
         if missing:
             offsets, total = bulk_layout(0, [len(parts[index]) for index in missing])
-            taken = pool.take(total)
+            taken = self._take(total)
             if isinstance(taken, str):
                 return taken
             try:
@@ -166,7 +169,7 @@ class Lending:
             buffers.placed = placed
         return placed
 
-    def _introduce(self, inbox: Inbox, peer: Peer, tenant: _Tenant, block: Block) -> None:
+    def _introduce(self, inbox: Inbox, peer: Peer, tenant: Tenant, block: Block) -> None:
         segment = block.segment
         if segment.number in tenant.introduced:
             return
@@ -191,15 +194,26 @@ class Lending:
 
     def share(self, size: int) -> Block | str:
         """Memory for `shared_empty`, or why there is none. In any thread."""
-        block = self.pool.take(size, shared=True)
-        if self._aging is None and not isinstance(block, str):
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._runtime.loop.call_soon_threadsafe(self._start_aging)
-        return block
+        return self._take(size, shared=True)
 
-    def _start_aging(self) -> None:
-        if self._aging is None and not self._closed:
+    def _take(self, size: int, *, shared: bool = False) -> Block | str:
+        """Take from the pool, and see to it that what it has goes back to the system again. In any thread."""
+        taken = self.pool.take(size, shared=shared)
+        if self._aging is None or (self._releasing is None and self.pool.doomed):
+            if threading.get_ident() == self._runtime.thread:
+                self._tend()
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    self._runtime.loop.call_soon_threadsafe(self._tend)
+        return taken
+
+    def _tend(self) -> None:
+        if self._closed:
+            return
+        if self._aging is None:
             self._aging = self._runtime.loop.call_later(AGE, self._age)
+        if self._releasing is None and self.pool.doomed:
+            self._releasing = self._runtime.loop.call_later(PAUSE, self._release)
 
     def _unseen(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
         tenant = self._tenants.get(self._runtime.peer_of(link).address.uid)
@@ -207,19 +221,38 @@ class Lending:
             tenant.introduced.difference_update(fields[1])
 
     def _age(self) -> None:
+        self.pool.age()
         self._aging = None
-        pool = self.pool
-        pool.age()
-        retired, pool.retired = pool.retired, []
-        if retired:
-            for uid, tenant in self._tenants.items():
-                known = tenant.introduced.intersection(retired)
-                tenant.introduced -= known
-                peer = self._runtime.peers.get(uid)
-                if known and peer is not None and peer.link is not None:
-                    peer.link.send_control(pack_message((RETIRED, sorted(known))))
-        if pool.allocated:
-            self._start_aging()
+        if self._releasing is None:
+            self._release()
+        if self.pool.allocated:
+            self._tend()
+
+    def _release(self) -> None:
+        """Give back a slice of what is not used, and go on later: all at once would hold up the loop."""
+        self._releasing = None
+        if self.pool.release():
+            self._tend()
+        else:
+            self._retire()
+
+    def _retire(self) -> None:
+        """Tell others which segments are gone."""
+        retired = self.pool.take_retired()
+        for uid, tenant in list(self._tenants.items()) if retired else ():
+            known = tenant.introduced.intersection(retired)
+            tenant.introduced -= known
+            peer = self._runtime.peers.get(uid) if known else None
+            link = peer.connect() if peer is not None else None
+            if link is not None:
+                send_numbers(link, RETIRED, sorted(known))
+
+    def _session_over(self, peer: Peer, link: Link) -> None:
+        """What was under way over it may be lost, though the process lives."""
+        tenant = self._tenants.get(peer.address.uid)
+        if tenant is not None and peer.why_gone is None:
+            tenant.lost.append(link.session)
+            tenant.recall(sorted(peer.links, key=lambda other: other.connection is None))
 
     def _peer_gone(self, peer: Peer) -> None:
         self._tenants.pop(peer.address.uid, None)

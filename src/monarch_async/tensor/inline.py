@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -33,8 +34,8 @@ def is_small(tensor: torch.Tensor, size: int) -> bool:
 
 def pack(tensor: torch.Tensor) -> bytes:
     """The values, in their order."""
-    flat = tensor.detach().contiguous().view(-1)
-    return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.itemsize)
 
 
 def unpack(data: bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

@@ -22,6 +22,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import threading
@@ -216,7 +217,7 @@ class StateDict:
         blocks = await asyncio.gather(*(self._group.view(index, opened[index].lease) for index in here))
         for index, block in zip(here, blocks, strict=True):
             version = opened[index].version
-            if block is None or WORD.unpack(block[layouts[index].size :].numpy().tobytes()) != (version,):
+            if block is None or WORD.unpack(bytes(block[layouts[index].size :].tolist())) != (version,):
                 raise Torn(f"version {version} was given up before it could be had")
         return {index: block for index, block in zip(here, blocks, strict=True) if block is not None}
 
@@ -255,14 +256,20 @@ class Published(StateDict):
             if self.over:
                 raise UsageError(f"{self._who} can't publish {self.name!r} by this any more: that life of it is over")
             known = self._directory or await self._enter()
-            numbered = known.number.call_one(self._key, version)
-            await self._shelf.make_room()
-            block, shared = await in_thread(lambda given_up: _fill(layout, copies, given_up))
-            last, number = await numbered
+            asked = known.last.call_one(self._key)
+            try:
+                await self._shelf.make_room()
+                block, shared = await in_thread(lambda given_up: _fill(layout, copies, given_up))
+                last = await asked
+            finally:
+                asked.cancel()
+            number = last + 1 if version is None else version
             if number <= last:
                 raise UsageError(f"version {version} of {self.name!r} is not higher than the last, {last}")
             if self.over:
                 raise UsageError(f"{self._who} has ended before {self.name!r} was published")
+            # Nothing is awaited from here on: it counts, and others can have it, or neither. It leaves before any answer that has it.
+            known.reached.call_one(self._key, number).add_done_callback(_seen)
             self._shelf.add(number, layout, block, shared)
         return self
 
@@ -290,8 +297,16 @@ def _memory(size: int) -> tuple[memoryview, bool]:
         return shared_buffer(size), True
     except MemoryError as error:
         _log.warning("a version of a state dict is in memory that is not shared, so that pulls of it are slower: %s", error)
-        array: Any = torch.empty(size, dtype=torch.uint8).numpy()
-        return memoryview(array), False
+        tensor = torch.empty(size, dtype=torch.uint8)
+        memory = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+        memory.tensor = tensor  # type: ignore[attr-defined]  # whoever holds a view holds that
+        return memoryview(memory).cast("B"), False
+
+
+def _seen(done: asyncio.Future[None]) -> None:
+    """Where that fails the directory is gone, which the next version finds out."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _fill(layout: Layout, copies: Sequence[tuple[int, Tensor]], given_up: threading.Event) -> tuple[memoryview, bool]:

@@ -2,7 +2,8 @@
 
 A publisher is an actor, whichever life of it, and a name: its `key`. It counts the versions, so that a publisher that was started again
 goes on counting where it was, and knows where it is now, for those who knew it before. It is asked once for each version that is published,
-while that is being copied; who pulls asks only when a publisher is not where it was.
+while that is being copied, and told of it just before others can have it; so one that is given up meanwhile does not count. Who pulls asks
+only when a publisher is not where it was.
 """
 
 from __future__ import annotations
@@ -47,12 +48,14 @@ class Directory(Actor):
         return self._sources.get(key)
 
     @endpoint
-    async def number(self, key: str, version: int | None) -> tuple[int, int]:
-        """The last version of a key until now, and the number of the next, which is `version` if that is given and higher."""
-        last = self._versions.get(key, 0)
-        new = last + 1 if version is None else max(version, last)
-        self._versions[key] = new
-        return last, new
+    async def last(self, key: str) -> int:
+        """The last version of a key; 0 if there is none."""
+        return self._versions.get(key, 0)
+
+    @endpoint
+    async def reached(self, key: str, version: int) -> None:
+        """This version is there."""
+        self._versions[key] = version
 
 
 def directory() -> Future[Directory]:

@@ -35,8 +35,8 @@ LAYERS: dict[str, list[str]] = {
     "L0": words("errors ids points shape clock options health restart instrument"),
     "L1": inside(
         "_core",
-        """events lines binding stories views codec faults framing handshake session reader order intensity instructions supervision_states
-        supervision""",
+        """events lines binding stories views codec faults framing handshake session poly1305 seal reader order intensity instructions
+        supervision_states supervision""",
     ),
     "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma fabric blocks descriptors gifts"),
     "L3": inside(

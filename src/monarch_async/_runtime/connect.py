@@ -26,8 +26,8 @@ from monarch_async._channel.base import Middle
 from monarch_async._channel.dial import Gone, connect, parse_tcp, query
 from monarch_async._channel.stream import Stream, authenticate, open_stream
 from monarch_async._core.events import Evidence
-from monarch_async._core.framing import Seal
 from monarch_async._core.handshake import NONCE_BYTES, Established, Handshake
+from monarch_async._core.seal import Seal, agreed, offer
 from monarch_async._runtime.config import Network
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.peer import Peer
@@ -216,7 +216,7 @@ async def _greet(runtime: Party, peer: Peer, link: Link, sock: socket.socket, wh
     host = parse_tcp(where.tcp)[0] if remote else ""
     stream = await open_stream(sock, tls=tls, server=False, host=host, patience=patience(options))
     hello = runtime.hello | address_fields(runtime.me)
-    hello |= {"session": link.session, "received": link.last_received, "resume": link.connections > 0}
+    hello |= offer() | {"session": link.session, "received": link.last_received, "resume": link.connections > 0}
     handshake = Handshake.dial(
         key,
         hello,
@@ -262,7 +262,7 @@ async def accept(runtime: Party, sock: socket.socket) -> None:
         stream = await open_stream(sock, tls=runtime.tls_server if remote else None, server=True, patience=patience(options))
         handshake = Handshake.accept(
             key,
-            address_fields(runtime.me),
+            address_fields(runtime.me) | offer(),
             os.urandom(NONCE_BYTES),
             runtime.loop.time(),
             decide,
@@ -307,7 +307,8 @@ def _find_link(runtime: Party, hello: dict[str, Any]) -> Link | None:
 def _attach(runtime: Party, link: Link, stream: Stream, done: Established, received: Any, *, sealed: bool) -> None:
     if not isinstance(received, int):
         raise ProtocolError("the peer did not say what it has received")
-    seals = (Seal(done.send_key), Seal(done.receive_key)) if sealed else None
+    digest = agreed(done.peer)
+    seals = (Seal(done.send_key, digest), Seal(done.receive_key, digest)) if sealed else None
     middle = runtime.wrap_connection(link, stream, sealed) if runtime.wrap_connection is not None else None
     link.attach(middle or stream, received, seals)
     stream.bind(middle or link, done.rest)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from monarch_async._channel.cma import Piece
 
-__all__ = ["INLINE_COPY", "SLICE", "Copier", "slices"]
+__all__ = ["INLINE_COPY", "SLICE", "Copier", "settle", "slices"]
 
 INLINE_COPY = 256 << 10
 """Up to so many bytes are copied on the loop: to wake a thread takes longer."""
@@ -77,7 +77,7 @@ class Copier:
             await asyncio.wait(running)
         except asyncio.CancelledError:
             stop.set()
-            await _settle(running)
+            await settle(running)
             raise
         for error in [future.exception() for future in running]:
             if error is not None:
@@ -89,7 +89,7 @@ class Copier:
             self._threads.shutdown(wait=False)
 
 
-async def _settle(running: Sequence[asyncio.Future[None]]) -> None:
+async def settle(running: Sequence[asyncio.Future[None]]) -> None:
     """Until they have ended, however often that is cancelled: they end by themselves, soon."""
     while not all(future.done() for future in running):
         try:

@@ -10,7 +10,7 @@ local      one process                a copy in threads
 cma        processes of one host      ``process_vm_readv``, ``process_vm_writev`` in threads; the owner is asked once (`direct`)
 segment    the same                   messages whose bytes travel in shared memory, if there is some; what is there is read there
 ucx        any, if asked for          UCX moves the bytes between two processes that both have it (`ucx`)
-tcp        any                        messages, a few at a time, so that others pass between them
+tcp        any                        much of it over a connection of its own (`data`); else messages, a few at a time
 =========  =========================  ==========================================================================================
 
 Rules:
@@ -35,6 +35,7 @@ from monarch_async._channel.cma import MAX_PIECES, Piece, move
 from monarch_async._channel.memory import Memory, memory_of, view_of
 from monarch_async._runtime.buffers import Buffers
 from monarch_async._runtime.copying import INLINE_COPY, SLICE, Copier, slices
+from monarch_async._runtime.data import Copy, DataConnections, Lost
 from monarch_async._runtime.direct import Lease, Leases, Stale, Unusable
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask
@@ -48,6 +49,8 @@ FEW = 64
 """So many jobs are looked at at once."""
 PIECE = {"segment": 1 << 20, "tcp": 1 << 19}
 """Bytes in one message."""
+DATA_FROM = 1 << 20
+"""From so many bytes on they go over a connection of their own."""
 WINDOW = {"segment": 8 << 20, "tcp": 2 << 20}
 """Bytes of one batch that are under way to or from one process: what a call that is made meanwhile may have to wait for."""
 
@@ -104,19 +107,20 @@ class Transfers:
         copier = Copier()
         self._leases = Leases(runtime, copier)
         self._ucx = Ucx(runtime, buffers)
+        self._data = DataConnections(runtime, buffers)
         self._backends: dict[str, Backend] = {
             "local": _Local(buffers, copier),
             "cma": self._leases,
             "segment": _Shared(runtime, copier, self._leases),
             "ucx": self._ucx,
-            "tcp": _Messages(runtime, "tcp"),
+            "tcp": _Far(runtime, self._data),
         }
         self._copier = copier
         runtime.tasks.start(self._close_at_end(), name="copying")
 
     @property
     def table(self) -> Mapping[str, Callable[..., Any]]:
-        return {"buffer_revoke": self._leases.revoke, **self._ucx.table}
+        return {"buffer_revoke": self._leases.revoke, **self._ucx.table, **self._data.table}
 
     def backend_of(self, ref: Ref) -> str:
         """What all of it would be read by, as far as is known."""
@@ -180,6 +184,7 @@ class Transfers:
         finally:
             self._copier.close()
             self._ucx.close()
+            self._data.close()
 
 
 def _looks(job: Job) -> bool:
@@ -304,6 +309,25 @@ class _Messages:
         if write:
             return ask(self._runtime, owner, "buffer_write", parts, [pickle.PickleBuffer(view) for view in views]), []
         return ask(self._runtime, owner, "buffer_read", parts), views
+
+
+class _Far(_Messages):
+    """Over a connection that is only for data, if there is much to copy and one can be had."""
+
+    def __init__(self, runtime: Runtime, data: DataConnections) -> None:
+        super().__init__(runtime, "tcp")
+        self._data = data
+
+    async def _run(self, owner: ProcAddress, jobs: Sequence[Job]) -> None:
+        if sum(job.size for job in jobs) < DATA_FROM or not self._data.reaches(owner):
+            await super()._run(owner, jobs)
+            return
+        try:
+            for write in (False, True):
+                copies = [Copy(job.ref.key, job.offset, job.memory.address, job.size) for job in jobs if job.write == write]
+                await self._data.copy(owner, write, copies)
+        except Lost:
+            await super()._run(owner, jobs)
 
 
 class _Shared(_Messages):

@@ -1,0 +1,308 @@
+"""Data connections: one-sided copies between hosts over connections of their own, moved by threads straight from and to memory.
+
+What is copied, and whether it may be, is said in messages, as ever; over the data connection pass only the bytes (`pieces`). So neither
+calls wait behind them nor does the loop touch them. The accessor dials one for each owner when it first has much to copy, and keeps it. Who
+accepts one knows it by the number in its hello, which the accessor names in its requests.
+
+Rules:
+
+* Authenticated by the same handshake as links, sealed in the same way; not used where links have TLS. A visitor has none.
+* One request at a time is on its way over one connection, of up to `REQUEST` bytes. Anything that goes wrong is the end of the connection,
+  never of the link. A copy whose connection was lost is made again from the start, by messages (`Lost`).
+* Each side runs up to `THREADS` threads for what it copies, and as many for what others copy. An accessor has its thread before it asks,
+  so that no owner's thread waits for one that is not there.
+* Whoever awaits a copy goes on only when its thread has left the memory; to be cancelled, or dropped, is to break the connection.
+* While faults are injected into links (`wrap_connection`) all goes over these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+from monarch_async._channel.dial import connect
+from monarch_async._channel.pieces import DataSocket, Place
+from monarch_async._channel.stream import Stream, authenticate, open_stream
+from monarch_async._core.handshake import NONCE_BYTES, Established, Handshake
+from monarch_async._core.seal import SEAL_SIZE, Seal, agreed, offer
+from monarch_async._runtime.buffers import Buffers, Part
+from monarch_async._runtime.connect import DATA, address_fields, address_of, data_takers, patience, where
+from monarch_async._runtime.context import Message
+from monarch_async._runtime.copying import settle
+from monarch_async._runtime.peer import Peer
+from monarch_async._runtime.runtime import Runtime
+from monarch_async._runtime.service import ask
+from monarch_async.errors import ActorDied, BufferGone, ChannelError, MonarchError, ProtocolError, RDMAError
+from monarch_async.ids import ProcAddress
+
+__all__ = ["Copy", "DataConnections", "Lost"]
+
+REQUEST = 64 << 20
+PARTS = 1024
+"""So many bytes, and parts, are asked for at once: others that copy between the same two processes come between."""
+THREADS = 4
+
+
+class Lost(Exception):
+    """The connection is lost, or could not be had; the copy may be made in another way."""
+
+
+class Copy(NamedTuple):
+    """`size` bytes of registered memory, and where they are here."""
+
+    key: int
+    offset: int
+    address: int
+    size: int
+
+
+class Channel:
+    """One data connection; `peer` is the uid of the process at the other end."""
+
+    def __init__(self, pipe: DataSocket, peer: str, number: int) -> None:
+        self.pipe = pipe
+        self.peer = peer
+        self.number = number
+        self.lock = asyncio.Lock()  # held for a request
+        self.broken = False
+        self._busy = False  # a thread is in it
+
+    def shut(self) -> None:
+        """Of no use any more: a thread that is in it gets an error."""
+        self.broken = True
+        self.pipe.shut()
+        if not self._busy:
+            self.pipe.close()
+
+    async def run(self, threads: ThreadPoolExecutor, work: Callable[[], None]) -> None:
+        """Have a thread do it. Returns, or raises, when no thread is in it any more; what fails or is cancelled shuts it."""
+        if self.broken:
+            raise ConnectionResetError("the connection was shut")
+        job = threads.submit(work)
+        self._busy = True
+        running = asyncio.wrap_future(job)
+        try:
+            await asyncio.wait([running])
+            running.result()
+        except BaseException:
+            self.shut()
+            if not job.cancel():
+                await settle([running])
+            raise
+        finally:
+            self._busy = False
+            if self.broken:
+                self.pipe.close()
+
+
+class DataConnections:
+    """Those of one runtime. Used on its loop only; `table` is what accessors ask of owners."""
+
+    def __init__(self, runtime: Runtime, buffers: Buffers) -> None:
+        self._runtime = runtime
+        self._buffers = buffers
+        self._dialed: dict[str, asyncio.Task[Channel | None]] = {}  # by the uid of the owner
+        self._refused: set[str] = set()  # owners that have none
+        self._accepted: dict[tuple[str, int], Channel] = {}  # by the accessor's uid, and its number
+        self._slots = asyncio.Semaphore(THREADS)
+        self._copying = ThreadPoolExecutor(THREADS, "monarch_async copy")
+        self._serving = ThreadPoolExecutor(THREADS, "monarch_async data")
+        self._closed = False
+        data_takers[runtime] = self._take
+        runtime.on_peer_gone.append(self._peer_gone)
+
+    @property
+    def table(self) -> Mapping[str, Callable[..., Any]]:
+        return {"buffer_send": partial(self._serve, False), "buffer_receive": partial(self._serve, True)}
+
+    def close(self) -> None:
+        """Break all connections and let the threads end."""
+        self._closed = True
+        data_takers.pop(self._runtime, None)
+        for channel in [*self._accepted.values(), *filter(None, map(_made, self._dialed.values()))]:
+            channel.shut()
+        self._accepted.clear()
+        self._copying.shutdown(wait=False)
+        self._serving.shutdown(wait=False)
+
+    def reaches(self, owner: ProcAddress) -> bool:
+        """Whether it is worth a try."""
+        runtime = self._runtime
+        alone = self._closed or runtime.tls_client is not None or runtime.wrap_connection is not None or runtime.network_key is None
+        return not alone and owner.host != runtime.me.host and owner.uid not in self._refused
+
+    # The accessor.
+
+    async def copy(self, owner: ProcAddress, write: bool, copies: Sequence[Copy]) -> None:
+        """Copy to, or from, memory here. Raises what the owner says, and `Lost`."""
+        for request in _requests(copies):
+            channel = await self._channel(owner)
+            async with channel.lock, self._slots:
+                await self._request(channel, owner, write, request)
+
+    async def _request(self, channel: Channel, owner: ProcAddress, write: bool, copies: Sequence[Copy]) -> None:
+        parts = [(copy.key, copy.offset, copy.size) for copy in copies]
+        places = [(copy.address, copy.size) for copy in copies]
+        answer = ask(self._runtime, owner, "buffer_receive" if write else "buffer_send", channel.number, parts)
+
+        def answered(done: asyncio.Future[Any]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                channel.shut()  # so that the thread does not wait for what never comes
+
+        answer.add_done_callback(answered)
+        try:
+            await channel.run(self._copying, partial(channel.pipe.send if write else channel.pipe.receive, places, _may))
+            if write:
+                await answer
+        except asyncio.CancelledError:
+            channel.shut()
+            raise
+        except (MonarchError, OSError) as error:
+            await asyncio.wait([answer])
+            why = answer.exception()
+            if isinstance(why, RDMAError | ActorDied):
+                raise why from None
+            raise Lost(f"the data connection with {owner} was lost: {error}") from error
+
+    async def _channel(self, owner: ProcAddress) -> Channel:
+        dialing = self._dialed.get(owner.uid)
+        if dialing is None or (dialing.done() and ((made := _made(dialing)) is None or made.broken)):
+            dialing = self._dialed[owner.uid] = self._runtime.tasks.start(self._dial(owner), name=f"connecting to {owner} for data")
+        channel = await asyncio.shield(dialing)
+        if channel is None:
+            raise Lost(f"no data connection with {owner} could be made")
+        return channel
+
+    async def _dial(self, owner: ProcAddress) -> Channel | None:
+        runtime, options = self._runtime, self._runtime.options
+        number = int.from_bytes(os.urandom(7), "little")
+        hello = runtime.hello | address_fields(runtime.me) | offer() | {DATA: number}
+        nonce = os.urandom(NONCE_BYTES)
+        assert runtime.network_key is not None
+        try:
+            sock = await connect(runtime.me, where(runtime, owner), patience(options))
+            stream = await open_stream(sock, server=False, patience=patience(options))
+            handshake = Handshake.dial(
+                runtime.network_key, hello, nonce, runtime.loop.time(), timeout=options.handshake_timeout, limit=options.handshake_bytes
+            )
+            done = await authenticate(stream, handshake)
+            try:
+                if done.peer.get("uid") != owner.uid or not done.welcome.get("known"):
+                    self._refused.add(owner.uid)
+                    raise ChannelError(f"{owner} takes no data connections")
+                seals = _seals(done)
+                greeting = done.rest
+                async with asyncio.timeout(options.handshake_timeout):
+                    while len(greeting) < SEAL_SIZE:
+                        if not (more := await stream.read()):
+                            raise ChannelError("the connection was closed")
+                        greeting += more
+                pipe = DataSocket(await stream.detach(), seals)
+            except BaseException:
+                stream.abort()
+                raise
+        except (MonarchError, OSError) as error:
+            runtime.log.info("no data connection with %s: %s", owner, error)
+            return None
+        channel = Channel(pipe, owner.uid, number)
+        try:
+            pipe.check_greeting(greeting)
+        except ProtocolError as error:
+            runtime.log.warning("no data connection with %s: %s", owner, error)
+            channel.shut()
+            return None
+        return channel
+
+    # The owner.
+
+    async def _take(self, done: Established, stream: Stream) -> None:
+        """A process has dialed one."""
+        address, number = address_of(done.peer), done.peer[DATA]
+        if address is None or type(number) is not int:
+            stream.abort()
+            return
+        try:
+            pipe = DataSocket(await stream.detach(), _seals(done))
+        except OSError:
+            return
+        channel = Channel(pipe, address.uid, number)
+        if self._closed:
+            channel.shut()
+            return
+        for key, other in list(self._accepted.items()):
+            if other.broken or other.peer == address.uid:  # it dials another one only when it holds the last one for lost
+                other.shut()
+                del self._accepted[key]
+        self._accepted[address.uid, number] = channel
+        try:
+            pipe.greet()
+        except OSError:
+            channel.shut()
+
+    async def _serve(self, write: bool, message: Message, number: int, parts: Sequence[Part]) -> None:
+        """Send parts of memories over a connection, or receive them; the answer comes when that is done."""
+        accessor = self._runtime.address_of(message.origin)
+        channel = self._accepted.get((accessor.uid if accessor is not None else "", number))
+        if channel is None:
+            raise ChannelError("no such data connection")
+        async with channel.lock:
+            found = [self._buffers.find(key, write=write, end=offset + size) for key, offset, size in parts]
+            places: list[Place] = [
+                (registration.memory.address + offset, size) for registration, (_, offset, size) in zip(found, parts, strict=True)
+            ]
+            users = set(found)
+
+            def may() -> None:
+                if any(user.revoked for user in users):
+                    raise BufferGone("it was dropped meanwhile")
+
+            for user in users:
+                user.enter()
+            try:
+                await channel.run(self._serving, partial(channel.pipe.receive if write else channel.pipe.send, places, may))
+            finally:
+                for user in users:
+                    user.leave()
+
+    def _peer_gone(self, peer: Peer) -> None:
+        uid = peer.address.uid
+        self._refused.discard(uid)
+        for key in [key for key in self._accepted if key[0] == uid]:
+            self._accepted.pop(key).shut()
+        dialing = self._dialed.pop(uid, None)
+        if dialing is not None and (channel := _made(dialing)) is not None:
+            channel.shut()
+
+
+def _made(dialing: asyncio.Task[Channel | None]) -> Channel | None:
+    """What has come of it."""
+    return dialing.result() if dialing.done() and not dialing.cancelled() and dialing.exception() is None else None
+
+
+def _seals(done: Established) -> tuple[Seal, Seal]:
+    digest = agreed(done.peer)
+    return Seal(done.send_key, digest), Seal(done.receive_key, digest)
+
+
+def _may() -> None:
+    """Who copies for itself may go on: it breaks the connection to stop."""
+
+
+def _requests(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
+    request: list[Copy] = []
+    room = REQUEST
+    for copy in copies:
+        key, offset, address, left = copy
+        while left:
+            taken = min(left, room)
+            request.append(Copy(key, offset, address, taken))
+            offset, address, left, room = offset + taken, address + taken, left - taken, room - taken
+            if not room or len(request) == PARTS:
+                yield request
+                request, room = [], REQUEST
+    if request:
+        yield request

@@ -1,13 +1,14 @@
 """Memory of one process to memory of another over a connection that carries nothing else: blocking, for threads, and sealed.
 
-Both sides know what is to come, since they have agreed on it elsewhere: so many bytes, from and to whatever lists of places. They travel in
+Both sides know what is to come, since they have agreed on it elsewhere: so many bytes, from and to whatever list of views. They travel in
 pieces of `PIECE`, each followed by its seal, and nothing else.
 
 Rules:
 
-* A piece is gathered into a buffer of this connection, sealed and sent from there: whoever writes to the memory meanwhile can't make the
-  seal wrong. The other side receives it into such a buffer, and writes to memory only what it has found genuine. The two copies cost
-  little: a buffer stays in the processor's cache, so that digest and socket read it, and the socket fills it, faster than memory.
+* Nothing is written to memory that was not found genuine: a piece is received into a buffer of the connection first, which is warm, so
+  that the second copy costs little.
+* A piece is sent from where it lies. If somebody writes to it between its sealing and its sending the seal is wrong: to the other side that
+  is a connection that has failed, and who wants the bytes gets them in another way.
 * One thread sends or receives at a time. `shut` may be called in any: whoever sends or receives then gets an `OSError`.
 * Any error is the end of the connection.
 """
@@ -18,29 +19,27 @@ import contextlib
 import ctypes
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from monarch_async._core.seal import SEAL_SIZE, Seal
 
-__all__ = ["PIECE", "DataSocket", "Place"]
+__all__ = ["PIECE", "DataSocket", "cut"]
 
-PIECE = 1 << 18
-"""Bytes in one piece: with all that is done to it, it fits in the cache of one core."""
+PIECE = 1 << 20
+"""Bytes in one piece."""
 _READY = b"ready"
-_memmove = ctypes.memmove
-
-Place = tuple[int, int]
-"""Address and size of memory, which whoever gives it keeps alive."""
 
 
-def cut(places: Sequence[Place], size: int) -> Iterator[tuple[int, list[Place]]]:
-    """What goes into each piece: how many bytes, and which places they are of."""
-    piece: list[Place] = []
+def cut(views: Sequence[memoryview], size: int) -> Iterator[tuple[int, list[memoryview]]]:
+    """What goes into each piece: how many bytes, and where they lie."""
+    piece: list[memoryview] = []
     room = size
-    for address, left in places:
-        while left:
-            taken = min(left, room)
-            piece.append((address, taken))
-            address, left, room = address + taken, left - taken, room - taken
+    for view in views:
+        start = 0
+        while start < len(view):
+            part = view[start : start + room]
+            piece.append(part)
+            start, room = start + len(part), room - len(part)
             if not room:
                 yield size, piece
                 piece, room = [], size
@@ -49,13 +48,15 @@ def cut(places: Sequence[Place], size: int) -> Iterator[tuple[int, list[Place]]]
 
 
 class DataSocket:
-    """One end of such a connection. Owns the socket, which blocks; `seals` are for sending and for receiving."""
+    """One end of such a connection. Owns the socket, which blocks; `seals` are for sending and for receiving.
+
+    Views are writable and of bytes, those that are sent too; `may` is called before each piece is sent or written, and may raise.
+    """
 
     def __init__(self, sock: socket.socket, seals: tuple[Seal, Seal]) -> None:
         self._socket = sock
         self._send_seal, self._receive_seal = seals
-        self._view = memoryview(bytearray(PIECE + SEAL_SIZE))
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._view))
+        self._buffer = memoryview(bytearray(PIECE + SEAL_SIZE))
 
     def greet(self) -> None:
         """Tell the other side that this one is ready. The accepting side, once, before anything else."""
@@ -65,36 +66,42 @@ class DataSocket:
         """`ProtocolError` unless these are the bytes of `greet`. The dialing side, once, before anything else."""
         self._receive_seal.check(seal, _READY)
 
-    def send(self, places: Sequence[Place], may: Callable[[], None]) -> None:
-        """Send what is there; `may` is called before each piece, and may raise. Raises `OSError`."""
-        view, address, seal = self._view, self._address, self._send_seal
-        for size, piece in cut(places, PIECE):
+    def send(self, views: Sequence[memoryview], may: Callable[[], None]) -> None:
+        """Send what is there. Raises `OSError`."""
+        for size, piece in cut(views, PIECE):
             may()
-            end = address
-            for place, length in piece:
-                _memmove(end, place, length)
-                end += length
-            view[size : size + SEAL_SIZE] = seal.sign_bulk(size.to_bytes(8, "little"), view[:size])
-            self._socket.sendall(view[: size + SEAL_SIZE])
+            data = piece[0]
+            if len(piece) > 1:
+                data = self._buffer[:size]
+                start = 0
+                for part in piece:
+                    _copy(data[start:], part)
+                    start += len(part)
+            tail = self._send_seal.sign_bulk(_head(size), data)
+            sent = self._socket.sendmsg((data, tail))
+            if sent < size + SEAL_SIZE:  # a signal came
+                self._socket.sendall(data[sent:])
+                self._socket.sendall(tail[max(0, sent - size) :])
 
-    def receive(self, places: Sequence[Place], may: Callable[[], None]) -> None:
-        """Write what comes there; `may` is called before a piece is written, and may raise. Raises `OSError` and `ProtocolError`."""
-        view, address, seal = self._view, self._address, self._receive_seal
-        for size, piece in cut(places, PIECE):
+    def receive(self, views: Sequence[memoryview], may: Callable[[], None]) -> None:
+        """Write what comes there. Raises `OSError` and `ProtocolError`."""
+        seal = self._receive_seal
+        for size, piece in cut(views, PIECE):
             self._fill(size + SEAL_SIZE)
+            data = self._buffer[:size]
             digest = seal.begin_bulk()
-            digest.update(view[:size])
-            seal.check(bytes(view[size : size + SEAL_SIZE]), size.to_bytes(8, "little"), digest.digest())
+            digest.update(data)
+            seal.check(bytes(self._buffer[size : size + SEAL_SIZE]), _head(size), digest.digest())
             may()
-            start = address
-            for place, length in piece:
-                _memmove(place, start, length)
-                start += length
+            start = 0
+            for part in piece:
+                _copy(part, data[start:])
+                start += len(part)
 
     def _fill(self, size: int) -> None:
         got = 0
         while got < size:
-            more = self._socket.recv_into(self._view[got:], size - got, socket.MSG_WAITALL)
+            more = self._socket.recv_into(self._buffer[got:], size - got, socket.MSG_WAITALL)
             if not more:
                 raise ConnectionResetError("the other side has closed the connection")
             got += more
@@ -107,3 +114,16 @@ class DataSocket:
     def close(self) -> None:
         """Let go of the socket, when nobody sends or receives."""
         self._socket.close()
+
+
+def _head(size: int) -> bytes:
+    return size.to_bytes(8, "little")
+
+
+def _copy(target: memoryview, source: memoryview) -> None:
+    """To the beginning of `target`; other threads of Python go on meanwhile."""
+    ctypes.memmove(_pointer(target), _pointer(source), min(len(source), len(target)))
+
+
+def _pointer(view: memoryview) -> Any:
+    return ctypes.byref(ctypes.c_char.from_buffer(view))

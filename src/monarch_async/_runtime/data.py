@@ -25,7 +25,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from monarch_async._channel.dial import connect
-from monarch_async._channel.pieces import DataSocket, Place
+from monarch_async._channel.memory import Memory, view_of
+from monarch_async._channel.pieces import DataSocket
 from monarch_async._channel.stream import Stream, authenticate, open_stream
 from monarch_async._core.handshake import NONCE_BYTES, Established, Handshake
 from monarch_async._core.seal import SEAL_SIZE, Seal, agreed, offer
@@ -52,12 +53,13 @@ class Lost(Exception):
 
 
 class Copy(NamedTuple):
-    """`size` bytes of registered memory, and where they are here."""
+    """`size` bytes of registered memory from `offset` on, and the memory here, from `start` on."""
 
     key: int
     offset: int
-    address: int
     size: int
+    memory: Memory
+    start: int = 0
 
 
 class Channel:
@@ -146,7 +148,7 @@ class DataConnections:
 
     async def _request(self, channel: Channel, owner: ProcAddress, write: bool, copies: Sequence[Copy]) -> None:
         parts = [(copy.key, copy.offset, copy.size) for copy in copies]
-        places = [(copy.address, copy.size) for copy in copies]
+        views = [view_of(copy.memory, copy.start, copy.size) for copy in copies]
         answer = ask(self._runtime, owner, "buffer_receive" if write else "buffer_send", channel.number, parts)
 
         def answered(done: asyncio.Future[Any]) -> None:
@@ -155,7 +157,7 @@ class DataConnections:
 
         answer.add_done_callback(answered)
         try:
-            await channel.run(self._copying, partial(channel.pipe.send if write else channel.pipe.receive, places, _may))
+            await channel.run(self._copying, partial(channel.pipe.send if write else channel.pipe.receive, views, _may))
             if write:
                 await answer
         except asyncio.CancelledError:
@@ -251,9 +253,7 @@ class DataConnections:
             raise ChannelError("no such data connection")
         async with channel.lock:
             found = [self._buffers.find(key, write=write, end=offset + size) for key, offset, size in parts]
-            places: list[Place] = [
-                (registration.memory.address + offset, size) for registration, (_, offset, size) in zip(found, parts, strict=True)
-            ]
+            views = [view_of(user.memory, offset, size) for user, (_, offset, size) in zip(found, parts, strict=True)]
             users = set(found)
 
             def may() -> None:
@@ -263,7 +263,7 @@ class DataConnections:
             for user in users:
                 user.enter()
             try:
-                await channel.run(self._serving, partial(channel.pipe.receive if write else channel.pipe.send, places, may))
+                await channel.run(self._serving, partial(channel.pipe.receive if write else channel.pipe.send, views, may))
             finally:
                 for user in users:
                     user.leave()
@@ -296,11 +296,11 @@ def _requests(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
     request: list[Copy] = []
     room = REQUEST
     for copy in copies:
-        key, offset, address, left = copy
-        while left:
-            taken = min(left, room)
-            request.append(Copy(key, offset, address, taken))
-            offset, address, left, room = offset + taken, address + taken, left - taken, room - taken
+        done = 0
+        while done < copy.size:
+            taken = min(copy.size - done, room)
+            request.append(Copy(copy.key, copy.offset + done, taken, copy.memory, copy.start + done))
+            done, room = done + taken, room - taken
             if not room or len(request) == PARTS:
                 yield request
                 request, room = [], REQUEST

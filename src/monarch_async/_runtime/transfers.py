@@ -324,7 +324,7 @@ class _Far(_Messages):
             return
         try:
             for write in (False, True):
-                copies = [Copy(job.ref.key, job.offset, job.memory.address, job.size) for job in jobs if job.write == write]
+                copies = [Copy(job.ref.key, job.offset, job.size, job.memory) for job in jobs if job.write == write]
                 await self._data.copy(owner, write, copies)
         except Lost:
             await super()._run(owner, jobs)

@@ -1,18 +1,19 @@
 """Data connections: one-sided copies between hosts over connections of their own, moved by threads straight from and to memory.
 
-What is copied, and whether it may be, is said in messages, as ever; over the data connection pass only the bytes (`pieces`). So neither
-calls wait behind them nor does the loop touch them. The accessor dials one for each owner when it first has much to copy, and keeps it. Who
-accepts one knows it by the number in its hello, which the accessor names in its requests.
+What is copied, and whether it may be, is said in messages, as ever; over a data connection pass only the bytes (`pieces`). So neither do
+calls wait behind them, nor does the loop touch them. The accessor dials up to `CHANNELS` for an owner when it has much to copy, and keeps
+them. Who accepts one knows it by the number in its hello, which the accessor names in its requests.
 
 Rules:
 
 * Authenticated by the same handshake as links, sealed in the same way; not used where links have TLS. A visitor has none.
 * One request at a time is on its way over one connection, of up to `REQUEST` bytes. Anything that goes wrong is the end of the connection,
-  never of the link. A copy whose connection was lost is made again from the start, by messages (`Lost`).
+  never of the link. A copy whose connection was lost is made again from the start, by messages (`Lost`); so is one whose source was written
+  to at the wrong moment, which spoils a seal.
 * Each side runs up to `THREADS` threads for what it copies, and as many for what others copy. An accessor has its thread before it asks,
   so that no owner's thread waits for one that is not there.
-* Whoever awaits a copy goes on only when its thread has left the memory; to be cancelled, or dropped, is to break the connection.
-* While faults are injected into links (`wrap_connection`) all goes over these.
+* Whoever awaits a copy goes on only when its thread has left the memory; to cancel it, or to drop the buffer, is to break the connection.
+* While faults are injected into links (`wrap_connection`) everything goes over these.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from monarch_async._core.seal import SEAL_SIZE, Seal, agreed, offer
 from monarch_async._runtime.buffers import Buffers, Part
 from monarch_async._runtime.connect import DATA, address_fields, address_of, data_takers, patience, where
 from monarch_async._runtime.context import Message
-from monarch_async._runtime.copying import settle
+from monarch_async._runtime.copying import run_all, settle
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask
@@ -42,10 +43,12 @@ from monarch_async.ids import ProcAddress
 
 __all__ = ["Copy", "DataConnections", "Lost"]
 
-REQUEST = 64 << 20
+REQUEST = 32 << 20
 PARTS = 1024
 """So many bytes, and parts, are asked for at once: others that copy between the same two processes come between."""
 THREADS = 4
+CHANNELS = 2 if len(os.sched_getaffinity(0)) > 2 else 1
+"""Connections for one owner: one thread alone can't seal and copy all that a network takes. Two on two cores leave none for the loops."""
 
 
 class Lost(Exception):
@@ -80,10 +83,14 @@ class Channel:
         if not self._busy:
             self.pipe.close()
 
-    async def run(self, threads: ThreadPoolExecutor, work: Callable[[], None]) -> None:
-        """Have a thread do it. Returns, or raises, when no thread is in it any more; what fails or is cancelled shuts it."""
+    def check(self) -> None:
+        """Raise an error if it was shut; in any thread. What has come before can still be read from the socket."""
         if self.broken:
             raise ConnectionResetError("the connection was shut")
+
+    async def run(self, threads: ThreadPoolExecutor, work: Callable[[], None]) -> None:
+        """Have a thread do it. Returns, or raises, when no thread is in it any more; what fails or is cancelled shuts it."""
+        self.check()
         job = threads.submit(work)
         self._busy = True
         running = asyncio.wrap_future(job)
@@ -107,12 +114,12 @@ class DataConnections:
     def __init__(self, runtime: Runtime, buffers: Buffers) -> None:
         self._runtime = runtime
         self._buffers = buffers
-        self._dialed: dict[str, asyncio.Task[Channel | None]] = {}  # by the uid of the owner
+        self._dialed: dict[tuple[str, int], asyncio.Task[Channel | None]] = {}  # by the uid of the owner, and which of its channels
         self._refused: set[str] = set()  # owners that have none
         self._accepted: dict[tuple[str, int], Channel] = {}  # by the accessor's uid, and its number
         self._slots = asyncio.Semaphore(THREADS)
-        self._copying = ThreadPoolExecutor(THREADS, "monarch_async copy")
-        self._serving = ThreadPoolExecutor(THREADS, "monarch_async data")
+        self._copying = ThreadPoolExecutor(THREADS, "monarch_async data")
+        self._serving = ThreadPoolExecutor(THREADS, "monarch_async serve")
         self._closed = False
         data_takers[runtime] = self._take
         runtime.on_peer_gone.append(self._peer_gone)
@@ -141,10 +148,18 @@ class DataConnections:
 
     async def copy(self, owner: ProcAddress, write: bool, copies: Sequence[Copy]) -> None:
         """Copy to, or from, memory here. Raises what the owner says, and `Lost`."""
-        for request in _requests(copies):
-            channel = await self._channel(owner)
-            async with channel.lock, self._slots:
-                await self._request(channel, owner, write, request)
+        requests = _requests(copies)
+
+        async def work(index: int) -> None:
+            for request in requests:
+                channel = await self._channel(owner, index)
+                async with channel.lock, self._slots:
+                    await self._request(channel, owner, write, request)
+
+        if sum(copy.size for copy in copies) > REQUEST:
+            await run_all([work(index) for index in range(CHANNELS)])
+        else:
+            await work(0)
 
     async def _request(self, channel: Channel, owner: ProcAddress, write: bool, copies: Sequence[Copy]) -> None:
         parts = [(copy.key, copy.offset, copy.size) for copy in copies]
@@ -157,7 +172,7 @@ class DataConnections:
 
         answer.add_done_callback(answered)
         try:
-            await channel.run(self._copying, partial(channel.pipe.send if write else channel.pipe.receive, views, _may))
+            await channel.run(self._copying, partial(channel.pipe.send if write else channel.pipe.receive, views, channel.check))
             if write:
                 await answer
         except asyncio.CancelledError:
@@ -170,10 +185,10 @@ class DataConnections:
                 raise why from None
             raise Lost(f"the data connection with {owner} was lost: {error}") from error
 
-    async def _channel(self, owner: ProcAddress) -> Channel:
-        dialing = self._dialed.get(owner.uid)
+    async def _channel(self, owner: ProcAddress, index: int) -> Channel:
+        dialing = self._dialed.get((owner.uid, index))
         if dialing is None or (dialing.done() and ((made := _made(dialing)) is None or made.broken)):
-            dialing = self._dialed[owner.uid] = self._runtime.tasks.start(self._dial(owner), name=f"connecting to {owner} for data")
+            dialing = self._dialed[owner.uid, index] = self._runtime.tasks.start(self._dial(owner), name=f"connecting to {owner} for data")
         channel = await asyncio.shield(dialing)
         if channel is None:
             raise Lost(f"no data connection with {owner} could be made")
@@ -235,10 +250,6 @@ class DataConnections:
         if self._closed:
             channel.shut()
             return
-        for key, other in list(self._accepted.items()):
-            if other.broken or other.peer == address.uid:  # it dials another one only when it holds the last one for lost
-                other.shut()
-                del self._accepted[key]
         self._accepted[address.uid, number] = channel
         try:
             pipe.greet()
@@ -251,31 +262,40 @@ class DataConnections:
         channel = self._accepted.get((accessor.uid if accessor is not None else "", number))
         if channel is None:
             raise ChannelError("no such data connection")
-        async with channel.lock:
-            found = [self._buffers.find(key, write=write, end=offset + size) for key, offset, size in parts]
-            views = [view_of(user.memory, offset, size) for user, (_, offset, size) in zip(found, parts, strict=True)]
-            users = set(found)
+        try:
+            async with channel.lock:
+                await self._move(channel, write, parts)
+        except BaseException:
+            channel.shut()  # the accessor waits for bytes, or sends some
+            self._accepted.pop((channel.peer, number), None)
+            raise
 
-            def may() -> None:
-                if any(user.revoked for user in users):
-                    raise BufferGone("it was dropped meanwhile")
+    async def _move(self, channel: Channel, write: bool, parts: Sequence[Part]) -> None:
+        found = [self._buffers.find(key, write=write, end=offset + size) for key, offset, size in parts]
+        views = [view_of(user.memory, offset, size) for user, (_, offset, size) in zip(found, parts, strict=True)]
+        users = set(found)
 
+        def may() -> None:
+            channel.check()
+            if any(user.revoked for user in users):
+                raise BufferGone("it was dropped meanwhile")
+
+        for user in users:
+            user.enter()
+        try:
+            await channel.run(self._serving, partial(channel.pipe.receive if write else channel.pipe.send, views, may))
+        finally:
             for user in users:
-                user.enter()
-            try:
-                await channel.run(self._serving, partial(channel.pipe.receive if write else channel.pipe.send, views, may))
-            finally:
-                for user in users:
-                    user.leave()
+                user.leave()
 
     def _peer_gone(self, peer: Peer) -> None:
         uid = peer.address.uid
         self._refused.discard(uid)
         for key in [key for key in self._accepted if key[0] == uid]:
             self._accepted.pop(key).shut()
-        dialing = self._dialed.pop(uid, None)
-        if dialing is not None and (channel := _made(dialing)) is not None:
-            channel.shut()
+        for which in [which for which in self._dialed if which[0] == uid]:
+            if (channel := _made(self._dialed.pop(which))) is not None:
+                channel.shut()
 
 
 def _made(dialing: asyncio.Task[Channel | None]) -> Channel | None:
@@ -286,10 +306,6 @@ def _made(dialing: asyncio.Task[Channel | None]) -> Channel | None:
 def _seals(done: Established) -> tuple[Seal, Seal]:
     digest = agreed(done.peer)
     return Seal(done.send_key, digest), Seal(done.receive_key, digest)
-
-
-def _may() -> None:
-    """Who copies for itself may go on: it breaks the connection to stop."""
 
 
 def _requests(copies: Sequence[Copy]) -> Iterator[list[Copy]]:

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, Protocol
 from monarch_async._channel.cma import MAX_PIECES, Piece, move
 from monarch_async._channel.memory import Memory, memory_of, view_of
 from monarch_async._runtime.buffers import Buffers
-from monarch_async._runtime.copying import INLINE_COPY, SLICE, Copier, slices
+from monarch_async._runtime.copying import INLINE_COPY, SLICE, Copier, run_all, slices
 from monarch_async._runtime.data import Copy, DataConnections, Lost
 from monarch_async._runtime.direct import Lease, Leases, Stale, Unusable
 from monarch_async._runtime.runtime import Runtime
@@ -162,7 +162,7 @@ class Transfers:
         if len(opened) == 1:
             await opened[0]()
         elif opened:
-            await _run_all([run() for run in opened])
+            await run_all([run() for run in opened])
 
     async def _open(self, jobs: Sequence[Job], alone: bool) -> Run:
         ref = jobs[0].ref
@@ -220,19 +220,6 @@ async def _explained(name: str, jobs: Sequence[Job], doing: Coroutine[Any, Any, 
 
 async def _run(name: str, jobs: Sequence[Job], run: Run) -> None:
     await _explained(name, jobs, run())
-
-
-async def _run_all(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """All at once. At the first error the others are cancelled, and awaited."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 class _Local:

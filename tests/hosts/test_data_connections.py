@@ -26,6 +26,7 @@ from monarch_async import (
 from monarch_async._core import seal
 from monarch_async._core.seal import POLY1305, SHA256
 from monarch_async._runtime import data
+from monarch_async._runtime.connect import data_takers
 from monarch_async._runtime.data import DataConnections
 from monarch_async.ambient import current_runtime
 from tests.api.owners import Owner, halves, pattern
@@ -54,7 +55,7 @@ class Far(Owner):
     async def refuse(self) -> None:
         """Take no data connections from now on."""
         halves()
-        data.data_takers.pop(current_runtime())
+        data_takers.pop(current_runtime())
 
     @endpoint
     async def break_connections(self) -> None:

@@ -66,6 +66,27 @@ def test_reading_into_the_buffer_is_the_same(key: Key | None, seed: int) -> None
 
 
 @KEYS
+def test_a_chunk_takes_one_read(key: Key | None) -> None:
+    """Behind a chunk is room for its seal and the next prelude, where the message goes on; a message in between does no harm."""
+    writer = Writer(key)
+    writer.large(call(1), 5, bytes(range(256)) * 1000, [], 100_000, [call(2)])
+    first, between, second, last = writer.frames
+    tail = len(first) - PRELUDE.size - len(pack_large(call(1), 256_000, [])) - 100_000
+    reader = new_reader(key)
+    batches = reader.feed(first + between)
+    batches += reader.feed(second[: PRELUDE.size])
+    assert 100_000 + tail + PRELUDE.size == len(reader.get_buffer())
+    room = reader.get_buffer()
+    following = second[PRELUDE.size :] + last[: PRELUDE.size]
+    room[:] = following
+    batches += reader.received(len(following))
+    assert 56_000 == len(reader.get_buffer())
+    batches += reader.feed(last[PRELUDE.size :])
+    assert None is reader.error
+    assert writer.sent == plain(batches)
+
+
+@KEYS
 def test_cut_anywhere_and_resumed(key: Key | None) -> None:
     """A connection cut at any byte, resumed on a new reader with what the sender has left: everything once, in order and intact."""
     first = conversation(key, chunk=300)

@@ -1,7 +1,8 @@
 """Bytes in, messages out: the receiving end of one connection of a session.
 
 `FrameReader` offers a buffer to read into and, told how much came, returns what is complete. Bytes of a large message are read straight
-to where they belong.
+to where they belong. So are the few that follow them, the seal and the next prelude: they lie where the message goes on until they are taken
+from there, and what belongs there comes over them. So a chunk takes one read, and no copy.
 
 Rules:
 
@@ -53,7 +54,7 @@ class _Bulk(NamedTuple):
     head: bytes  # prelude and header
     size: int
     acknowledged: int
-    target: memoryview | None  # where the bulk goes; None: it was received before, and is dropped
+    target: memoryview | None  # where the bulk goes, and some room behind; None: it was received before, and is dropped
     digest: BulkDigest | None  # of what has come, if there is a seal
 
 
@@ -127,8 +128,12 @@ class FrameReader:
             return batches
         bulk = self._bulk
         if self._left and bulk is not None and bulk.target is not None:
+            start = bulk.size - self._left
+            if size > self._left:  # what follows the bulk came too
+                self._end = size - self._left
+                self._view[: self._end] = bulk.target[bulk.size : start + size]
+                size = self._left
             if bulk.digest is not None:
-                start = bulk.size - self._left
                 bulk.digest.update(bulk.target[start : start + size])
             self._left -= size
             if self._left:
@@ -210,7 +215,7 @@ class FrameReader:
         if inbound.is_new(sequence):
             if kind == DATA:
                 inbound.begin(*unpack_large(memoryview(head)[_SIZE:], self._max_frame))
-            target = inbound.space(size)
+            target = inbound.space(size, self._tail + _SIZE)
         self._bulk = _Bulk(head, size, acknowledged, target, self._seal.begin_bulk() if self._seal is not None else None)
         self._left = size
 

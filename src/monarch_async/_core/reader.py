@@ -1,8 +1,8 @@
 """Bytes in, messages out: the receiving end of one connection of a session.
 
 `FrameReader` offers a buffer to read into and, told how much came, returns what is complete. Bytes of a large message are read straight
-to where they belong. So are the few that follow them, the seal and the next prelude: they lie where the message goes on until they are taken
-from there, and what belongs there comes over them. So a chunk takes one read, and no copy.
+to where they belong. So are the few that follow them, the seal and the next prelude: they lie where the message goes on until they are
+taken from there, and what belongs there comes over them. So a chunk takes one read, and no copy.
 
 Rules:
 

@@ -51,6 +51,10 @@ CHANNELS = 2 if len(os.sched_getaffinity(0)) > 2 else 1
 """Connections for one owner: one thread alone can't seal and copy all that a network takes. Two on two cores leave none for the loops."""
 
 
+FEW = 16
+"""Of so many registrations it is looked before each piece whether their memory is what it was; of more, before each request."""
+
+
 class Lost(Exception):
     """The connection is lost, or could not be had; the copy may be made in another way."""
 
@@ -279,6 +283,8 @@ class DataConnections:
             channel.check()
             if any(user.revoked for user in users):
                 raise BufferGone("it was dropped meanwhile")
+            if len(users) <= FEW and (why := next(filter(None, (user.memory.check() for user in users)), "")):
+                raise BufferGone(why)
 
         for user in users:
             user.enter()

@@ -19,7 +19,8 @@ Rules:
   copies cost more than plain ones. A backend that can't be used between two processes is not tried there again. One that is asked
   for by name is used or fails.
 * When one group fails, the others are stopped, and have come to rest when the error is raised.
-* What comes of a copy that was cancelled or has failed halfway is a part of it. A `WINDOW` of bytes that messages carry may still arrive.
+* What comes of a copy that was cancelled or has failed halfway is a part of it. What is written elsewhere may still get there: a
+  `WINDOW` of bytes that messages carry, or what a data connection holds. Here nothing more is written.
 """
 
 from __future__ import annotations

@@ -177,6 +177,25 @@ def test_memory_that_changes_while_it_is_sent(pair: Pair, monkeypatch: pytest.Mo
     assert bytes(SMALL) == target[0]
 
 
+def test_memory_that_is_copied_before_it_is_sent(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written to it between sealing and sending does no harm."""
+    small_pieces(monkeypatch)
+    source, target = views([3 * SMALL]), views([3 * SMALL], 0)
+    before = bytes(source[0])
+    sign = pair.one._send_seal.sign_bulk
+
+    def sign_and_change(head: bytes, bulk: bytes | memoryview) -> bytes:
+        seal = sign(head, bulk)
+        source[0][: len(bulk)] = bytes(len(bulk))
+        return seal
+
+    monkeypatch.setattr(pair.one._send_seal, "sign_bulk", sign_and_change)
+    receiving = pair.receive(target)
+    pair.threads.submit(pair.one.send, source, may, True).result(10)
+    receiving.result(10)
+    assert before == target[0]
+
+
 def test_greeting(pair: Pair) -> None:
     """The greeting of one side is right once, and only from that side."""
     raw = pair._socks[1]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -64,12 +66,13 @@ class Far(Owner):
             channel.pipe.shut()
 
     @endpoint
-    async def touch(self, buffer: RDMABuffer, times: int) -> None:
-        """Write to its memory all the time."""
+    async def touch(self, buffer: RDMABuffer) -> None:
+        """Write to its memory until cancelled."""
         memory = memoryview(self.memory[buffer])
         step = len(memory) // 64
-        for number in range(times):
-            memory[number % 64 * step :: step] = bytes([number % 256]) * len(memory[number % 64 * step :: step])
+        for number in itertools.count():
+            start = number % 64 * step
+            memory[start : start + step] = bytes([number % 255 + 1]) * step
             await asyncio.sleep(0)
 
     @endpoint
@@ -253,13 +256,42 @@ async def test_the_owner_is_killed(far: Any, monkeypatch: pytest.MonkeyPatch) ->
 async def test_memory_that_changes_meanwhile(far: Any) -> None:
     """Who reads while the owner writes gets old bytes and new ones; no error, and no link is lost."""
     buffer, target = await far.make_zeros.call_one(SIZE), bytearray(SIZE)
-    writing = far.touch.call_one(buffer, 100_000)
+    writing = far.touch.call_one(buffer)
     for _ in range(10):
         await buffer.read_into(target)
+        assert any(target)
+    assert {buffer._ref.owner.uid} == connections()._changing
+    assert made()
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await writing
     assert 0 == await far.rank.call_one()
+
+
+async def test_a_source_that_changes_meanwhile(far: Any) -> None:
+    """It must not; but all that comes of it is that old and new bytes are written."""
+    buffer, source = await far.make_zeros.call_one(SIZE), bytearray(SIZE)
+    over = threading.Event()
+
+    def touch() -> None:
+        view, step = memoryview(source), SIZE // 64
+        for number in itertools.count():
+            if over.is_set():
+                return
+            start = number % 64 * step
+            view[start : start + step] = bytes([number % 255 + 1]) * step
+
+    thread = threading.Thread(target=touch)
+    thread.start()
+    try:
+        for _ in range(10):
+            await buffer.write_from(source)
+    finally:
+        over.set()
+        await asyncio.to_thread(thread.join)
+    assert {buffer._ref.owner.uid} == connections()._changing
+    assert made()
+    assert any(await far.content.call_one(buffer))
 
 
 async def test_where_there_are_none(far: Any) -> None:

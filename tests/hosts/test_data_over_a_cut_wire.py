@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from monarch_async import RDMAAction
+from monarch_async._runtime.data import _made
 from tests.api.owners import Owner, halves, pattern
 from tests.api.waiting import until
 from tests.hosts.two_hosts import HEARTBEAT, Net, on_two_hosts
@@ -29,7 +30,7 @@ async def test_the_wire_is_cut(net: Net) -> None:
             else:
                 action.read_into(buffer, target)
         copying = action.submit()
-        await until(lambda: any(not dialing.done() or dialing.result()._busy for dialing in connections._dialed.values()))
+        await until(lambda: any((made := _made(dialing)) is None or made._busy for dialing in connections._dialed.values()))
         net.drop()
         await asyncio.sleep(6 * HEARTBEAT)  # that is how long the wire is cut
         assert not copying.done()

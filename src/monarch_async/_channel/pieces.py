@@ -7,8 +7,8 @@ Rules:
 
 * Nothing is written to memory that was not found genuine: a piece is received into a buffer of the connection first, which is warm, so
   that the second copy costs little.
-* A piece is sent from where it lies. If somebody writes to it between its sealing and its sending the seal is wrong: to the other side that
-  is a connection that has failed, and who wants the bytes gets them in another way.
+* A piece is sent from where it lies. If somebody writes to it between its sealing and its sending the seal is wrong, which is the end of
+  the connection. Who has to expect that has the pieces copied first.
 * One thread sends or receives at a time. `shut` may be called in any: whoever sends or receives then gets an `OSError`.
 * Any error is the end of the connection.
 """
@@ -66,12 +66,12 @@ class DataSocket:
         """`ProtocolError` unless these are the bytes of `greet`. The dialing side, once, before anything else."""
         self._receive_seal.check(seal, _READY)
 
-    def send(self, views: Sequence[memoryview], may: Callable[[], None]) -> None:
-        """Send what is there. Raises `OSError`."""
+    def send(self, views: Sequence[memoryview], may: Callable[[], None], copied: bool = False) -> None:
+        """Send what is there; `copied` if it may change meanwhile. Raises `OSError`."""
         for size, piece in cut(views, PIECE):
             may()
             data = piece[0]
-            if len(piece) > 1:
+            if copied or len(piece) > 1:
                 data = self._buffer[:size]
                 start = 0
                 for part in piece:

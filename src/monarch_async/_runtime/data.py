@@ -8,8 +8,8 @@ Rules:
 
 * Authenticated by the same handshake as links, sealed in the same way; not used where links have TLS. A visitor has none.
 * One request at a time is on its way over one connection, of up to `REQUEST` bytes. Anything that goes wrong is the end of the connection,
-  never of the link. A copy whose connection was lost is made again from the start, by messages (`Lost`); so is one whose source was written
-  to at the wrong moment, which spoils a seal.
+  never of the link. A copy whose connection was lost is made again from the start, by messages (`Lost`). Where a seal was wrong, somebody
+  may have written to the memory while it was being sent: the request is made again, and from then on that owner's bytes are copied first.
 * Each side runs up to `THREADS` threads for what it copies, and as many for what others copy. An accessor has its thread before it asks,
   so that no owner's thread waits for one that is not there.
 * Whoever awaits a copy goes on only when its thread has left the memory; to cancel it, or to drop the buffer, is to break the connection.
@@ -57,6 +57,10 @@ FEW = 16
 
 class Lost(Exception):
     """The connection is lost, or could not be had; the copy may be made in another way."""
+
+
+class _Spoiled(Exception):
+    """A seal was wrong."""
 
 
 class Copy(NamedTuple):
@@ -120,6 +124,7 @@ class DataConnections:
         self._buffers = buffers
         self._dialed: dict[tuple[str, int], asyncio.Task[Channel | None]] = {}  # by the uid of the owner, and which of its channels
         self._refused: set[str] = set()  # owners that have none
+        self._changing: set[str] = set()  # owners whose memory, or what was written to it, may change while it is sent
         self._accepted: dict[tuple[str, int], Channel] = {}  # by the accessor's uid, and its number
         self._slots = asyncio.Semaphore(THREADS)
         self._copying = ThreadPoolExecutor(THREADS, "monarch_async data")
@@ -156,19 +161,26 @@ class DataConnections:
 
         async def work(index: int) -> None:
             for request in requests:
-                channel = await self._channel(owner, index)
-                async with channel.lock, self._slots:
-                    await self._request(channel, owner, write, request)
+                try:
+                    await self._over(index, owner, write, request)
+                except _Spoiled:
+                    await self._over(index, owner, write, request)
 
         if sum(copy.size for copy in copies) > REQUEST:
             await run_all([work(index) for index in range(CHANNELS)])
         else:
             await work(0)
 
+    async def _over(self, index: int, owner: ProcAddress, write: bool, copies: Sequence[Copy]) -> None:
+        channel = await self._channel(owner, index)
+        async with channel.lock, self._slots:
+            await self._request(channel, owner, write, copies)
+
     async def _request(self, channel: Channel, owner: ProcAddress, write: bool, copies: Sequence[Copy]) -> None:
         parts = [(copy.key, copy.offset, copy.size) for copy in copies]
         views = [view_of(copy.memory, copy.start, copy.size) for copy in copies]
-        answer = ask(self._runtime, owner, "buffer_receive" if write else "buffer_send", channel.number, parts)
+        copied, pipe = owner.uid in self._changing, channel.pipe
+        answer = ask(self._runtime, owner, "buffer_receive" if write else "buffer_send", channel.number, parts, copied)
 
         def answered(done: asyncio.Future[Any]) -> None:
             if done.cancelled() or done.exception() is not None:
@@ -176,7 +188,8 @@ class DataConnections:
 
         answer.add_done_callback(answered)
         try:
-            await channel.run(self._copying, partial(channel.pipe.send if write else channel.pipe.receive, views, channel.check))
+            work = partial(pipe.send, views, channel.check, copied) if write else partial(pipe.receive, views, channel.check)
+            await channel.run(self._copying, work)
             if write:
                 await answer
         except asyncio.CancelledError:
@@ -187,6 +200,9 @@ class DataConnections:
             why = answer.exception()
             if isinstance(why, RDMAError | ActorDied):
                 raise why from None
+            if not copied and isinstance(why if write else error, ProtocolError):
+                self._changing.add(owner.uid)
+                raise _Spoiled from error
             raise Lost(f"the data connection with {owner} was lost: {error}") from error
 
     async def _channel(self, owner: ProcAddress, index: int) -> Channel:
@@ -260,7 +276,7 @@ class DataConnections:
         except OSError:
             channel.shut()
 
-    async def _serve(self, write: bool, message: Message, number: int, parts: Sequence[Part]) -> None:
+    async def _serve(self, write: bool, message: Message, number: int, parts: Sequence[Part], copied: bool) -> None:
         """Send parts of memories over a connection, or receive them; the answer comes when that is done."""
         accessor = self._runtime.address_of(message.origin)
         channel = self._accepted.get((accessor.uid if accessor is not None else "", number))
@@ -268,13 +284,13 @@ class DataConnections:
             raise ChannelError("no such data connection")
         try:
             async with channel.lock:
-                await self._move(channel, write, parts)
+                await self._move(channel, write, parts, copied)
         except BaseException:
             channel.shut()  # the accessor waits for bytes, or sends some
             self._accepted.pop((channel.peer, number), None)
             raise
 
-    async def _move(self, channel: Channel, write: bool, parts: Sequence[Part]) -> None:
+    async def _move(self, channel: Channel, write: bool, parts: Sequence[Part], copied: bool) -> None:
         found = [self._buffers.find(key, write=write, end=offset + size) for key, offset, size in parts]
         views = [view_of(user.memory, offset, size) for user, (_, offset, size) in zip(found, parts, strict=True)]
         users = set(found)
@@ -289,7 +305,9 @@ class DataConnections:
         for user in users:
             user.enter()
         try:
-            await channel.run(self._serving, partial(channel.pipe.receive if write else channel.pipe.send, views, may))
+            pipe = channel.pipe
+            work = partial(pipe.receive, views, may) if write else partial(pipe.send, views, may, copied)
+            await channel.run(self._serving, work)
         finally:
             for user in users:
                 user.leave()
@@ -297,6 +315,7 @@ class DataConnections:
     def _peer_gone(self, peer: Peer) -> None:
         uid = peer.address.uid
         self._refused.discard(uid)
+        self._changing.discard(uid)
         for key in [key for key in self._accepted if key[0] == uid]:
             self._accepted.pop(key).shut()
         for which in [which for which in self._dialed if which[0] == uid]:

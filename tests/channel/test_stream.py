@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -366,3 +367,30 @@ async def test_tls_with_who_speaks_none(certificate: tuple[str, str]) -> None:
         with pytest.raises(HandshakeError, match="no TLS"):
             await open_stream(accepted, server=True, patience=3, tls=server, tls_timeout=0.1)
         sock.close()
+
+
+@pytest.mark.parametrize("pair", [unix_pair, tcp_pair])
+async def test_a_connection_is_taken_from_the_loop(pair: Callable[[], tuple[socket.socket, socket.socket]]) -> None:
+    """What was written leaves first; then the socket, which blocks, is the caller's, and the loop has let go of it."""
+    mine, other = pair()
+    stream = await open_stream(mine, server=False, patience=5)
+    stream.write(b"first")
+    with await stream.detach() as sock, other:
+        await turns_until(lambda: stream._transport is None)
+        other.setblocking(True)
+        assert b"first" == other.recv(5, socket.MSG_WAITALL)
+        other.sendall(b"second")
+        assert (True, b"second") == (sock.getblocking(), sock.recv(6, socket.MSG_WAITALL))
+        sock.sendall(b"third")
+        assert b"third" == other.recv(5, socket.MSG_WAITALL)
+
+
+async def test_a_lost_connection_can_not_be_taken() -> None:
+    """`ConnectionError`, and no socket is left."""
+    mine, other = unix_pair()
+    stream = await open_stream(mine, server=False, patience=5)
+    other.close()
+    assert b"" == await stream.read()
+    await turns_until(lambda: stream._transport is None)
+    with pytest.raises(ConnectionError):
+        await stream.detach()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any
 
 import msgpack
@@ -39,7 +38,6 @@ from monarch_async._core.framing import (
     STARTED,
     TREE,
     UNSEEN,
-    Seal,
     bulk_layout,
     join_messages,
     pack_large,
@@ -243,31 +241,3 @@ def test_mutated_headers() -> None:
         except ProtocolError:
             continue
         assert all(tuple(map(type, message)) in SIGNATURES[message[0]] for message in messages), what
-
-
-def test_seals() -> None:
-    """A seal is right for its frame, at its place, under its key, and for nothing else."""
-    key, digest = b"k" * 32, sha256(b"bulk").digest()
-
-    def fresh(skip: int, other: bytes = key) -> Seal:
-        seal = Seal(other)
-        for _ in range(skip):
-            seal.sign(b"")
-        return seal
-
-    made = Seal(key)
-    first, second, third = made.sign(b"head"), made.sign(b"head"), made.sign_bulk(b"head", b"bulk")
-    fresh(0).check(first, b"head")
-    fresh(2).check(third, b"head", digest)
-    assert len({first, second, third}) == 3
-    for seal, skip, head, other in [
-        (first, 1, b"head", key),
-        (second, 0, b"head", key),
-        (first, 0, b"heat", key),
-        (first, 0, b"hea", key),
-        (first, 0, b"head", b"K" * 32),
-        (first[:-1], 0, b"head", key),
-        (third, 2, b"head", key),
-    ]:
-        with pytest.raises(ProtocolError, match="seal"):
-            fresh(skip, other).check(seal, head)

@@ -12,9 +12,23 @@ from monarch_async._core.framing import ACK, CHUNK, DATA, LARGE, MAX_HEADER, PRE
 from monarch_async._core.session import Inbound
 from monarch_async.errors import ProtocolError
 from tests.core.mutate import mutant_count, mutants
-from tests.core.wire import KEY, LIMIT, Writer, call, conversation, new_reader, plain, random_pieces, read_in, single_bytes, whole
+from tests.core.wire import (
+    FAST,
+    KEY,
+    LIMIT,
+    Key,
+    Writer,
+    call,
+    conversation,
+    new_reader,
+    plain,
+    random_pieces,
+    read_in,
+    single_bytes,
+    whole,
+)
 
-KEYS = pytest.mark.parametrize("key", [None, KEY], ids=["bare", "sealed"])
+KEYS = pytest.mark.parametrize("key", [None, KEY, FAST], ids=["bare", "sha256", "poly1305"])
 
 
 def frame(
@@ -25,7 +39,7 @@ def frame(
 
 @KEYS
 @pytest.mark.parametrize("seed", range(-2, 20))
-def test_any_cut_gives_the_same(key: bytes | None, seed: int) -> None:
+def test_any_cut_gives_the_same(key: Key | None, seed: int) -> None:
     """Whole (-2), byte by byte (-1) and cut at random, through `feed`: the same messages, acknowledgements and signs of life."""
     writer = conversation(key)
     data = writer.bytes
@@ -43,7 +57,7 @@ def test_any_cut_gives_the_same(key: bytes | None, seed: int) -> None:
 
 @KEYS
 @pytest.mark.parametrize("seed", range(20))
-def test_reading_into_the_buffer_is_the_same(key: bytes | None, seed: int) -> None:
+def test_reading_into_the_buffer_is_the_same(key: Key | None, seed: int) -> None:
     """A transport that fills `get_buffer` piece by piece gets the same as `feed`."""
     writer = conversation(key)
     rng = random.Random(seed)
@@ -52,7 +66,28 @@ def test_reading_into_the_buffer_is_the_same(key: bytes | None, seed: int) -> No
 
 
 @KEYS
-def test_cut_anywhere_and_resumed(key: bytes | None) -> None:
+def test_a_chunk_takes_one_read(key: Key | None) -> None:
+    """Behind a chunk is room for its seal and the next prelude, where the message goes on; a message in between does no harm."""
+    writer = Writer(key)
+    writer.large(call(1), 5, bytes(range(256)) * 1000, [], 100_000, [call(2)])
+    first, between, second, last = writer.frames
+    tail = len(first) - PRELUDE.size - len(pack_large(call(1), 256_000, [])) - 100_000
+    reader = new_reader(key)
+    batches = reader.feed(first + between)
+    batches += reader.feed(second[: PRELUDE.size])
+    assert 100_000 + tail + PRELUDE.size == len(reader.get_buffer())
+    room = reader.get_buffer()
+    following = second[PRELUDE.size :] + last[: PRELUDE.size]
+    room[:] = following
+    batches += reader.received(len(following))
+    assert 56_000 == len(reader.get_buffer())
+    batches += reader.feed(last[PRELUDE.size :])
+    assert None is reader.error
+    assert writer.sent == plain(batches)
+
+
+@KEYS
+def test_cut_anywhere_and_resumed(key: Key | None) -> None:
     """A connection cut at any byte, resumed on a new reader with what the sender has left: everything once, in order and intact."""
     first = conversation(key, chunk=300)
     data = first.bytes
@@ -70,7 +105,7 @@ def test_cut_anywhere_and_resumed(key: bytes | None) -> None:
 
 
 @KEYS
-def test_what_was_seen_is_dropped(key: bytes | None) -> None:
+def test_what_was_seen_is_dropped(key: Key | None) -> None:
     """A sender that resends everything delivers nothing twice, and a large frame that was seen takes no memory again."""
     writer = conversation(key)
     inbound = Inbound()
@@ -121,7 +156,7 @@ def test_what_is_no_frame(what: str) -> None:
 
 
 @KEYS
-def test_good_frames_before_a_bad_one_are_delivered(key: bytes | None) -> None:
+def test_good_frames_before_a_bad_one_are_delivered(key: Key | None) -> None:
     """What is acknowledged is delivered: frames that came whole in the same read as garbage are not lost with it."""
     writer = Writer(key)
     writer.small(call(1, b"good"))
@@ -180,7 +215,7 @@ def test_a_forged_acknowledgement_is_not_believed() -> None:
 
 @KEYS
 @pytest.mark.parametrize("seed", range(4))
-def test_mutants(key: bytes | None, seed: int) -> None:
+def test_mutants(key: Key | None, seed: int) -> None:
     """No mutant of a stream raises, hangs or delivers what is no message; with a seal what is delivered is a prefix of what was sent."""
     writer = conversation(key, chunk=(64, 700)[seed % 2])
     lengths = []

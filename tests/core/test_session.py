@@ -11,7 +11,7 @@ from monarch_async._core.framing import ACK, CHUNK, DATA, LARGE, pack_large
 from monarch_async._core.reader import FrameReader
 from monarch_async._core.session import ACK_BYTES, ACK_FRAMES, Inbound, Outbound
 from monarch_async.errors import ProtocolError
-from tests.core.wire import KEY, Plain, Writer, call, new_reader, plain
+from tests.core.wire import FAST, KEY, Key, Plain, Writer, call, new_reader, plain
 
 
 class _Side:
@@ -26,7 +26,7 @@ class _Side:
         self.sent: list[Plain] = []
         self.got: list[Plain] = []
 
-    def connect(self, received: int, key: bytes | None) -> None:
+    def connect(self, received: int, key: Key | None) -> None:
         again = self.outbound.resume(received)
         self.writer = Writer(key, self.outbound)
         self.taken = 0
@@ -119,8 +119,8 @@ class SessionMachine(RuleBasedStateMachine):
             self.sides[side].receive(data)
             self._put(side)
 
-    @rule(key=st.sampled_from([None, KEY]))
-    def reconnect(self, key: bytes | None) -> None:
+    @rule(key=st.sampled_from([None, KEY, FAST]))
+    def reconnect(self, key: Key | None) -> None:
         """The connection is lost with all that is on the wire, and a new one is made."""
         received = [side.inbound.received for side in self.sides]
         for index, side in enumerate(self.sides):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 from typing import Any
 
 from monarch_async._core.framing import (
@@ -19,16 +18,20 @@ from monarch_async._core.framing import (
     PORT,
     PRELUDE,
     REPLY,
-    Seal,
     bulk_layout,
     join_messages,
     pack_large,
     pack_message,
 )
 from monarch_async._core.reader import Batch, FrameReader
+from monarch_async._core.seal import POLY1305, SHA256, Seal
 from monarch_async._core.session import Inbound, Outbound
 
-KEY = bytes(range(32))
+Key = tuple[bytes, str]
+"""Of a seal, and how it digests bulks."""
+
+KEY: Key = (bytes(range(32)), SHA256)
+FAST: Key = (bytes(range(32)), POLY1305)
 LIMIT = 1 << 20
 
 Plain = tuple[list[Any], list[bytes]]
@@ -52,8 +55,8 @@ def plain(batches: Sequence[Batch]) -> list[Plain]:
 class Writer:
     """Writes frames as a link does, one list entry each, and notes what it has sent."""
 
-    def __init__(self, key: bytes | None = None, outbound: Outbound | None = None) -> None:
-        self.seal = Seal(key) if key is not None else None
+    def __init__(self, key: Key | None = None, outbound: Outbound | None = None) -> None:
+        self.seal = Seal(*key) if key is not None else None
         self.outbound = outbound if outbound is not None else Outbound()
         self.frames: list[bytes] = []
         self.sent: list[Plain] = []
@@ -63,7 +66,7 @@ class Writer:
         head = PRELUDE.pack(kind, flags, 0, len(header), len(bulk), sequence, self.acknowledged) + header
         seal = b""
         if self.seal is not None:
-            seal = self.seal.sign(head, sha256(bulk).digest() if bulk else b"")
+            seal = self.seal.sign_bulk(head, bulk) if bulk else self.seal.sign(head)
         self.frames.append(head + bulk + seal)
 
     def numbered(self, kind: int, flags: int, header: bytes, bulk: bytes = b"") -> None:
@@ -101,7 +104,7 @@ class Writer:
         return b"".join(self.frames)
 
 
-def conversation(key: bytes | None = None, chunk: int = 700) -> Writer:
+def conversation(key: Key | None = None, chunk: int = 700) -> Writer:
     """A bit of everything: batches, large messages in chunks with small ones between, empty ones, signs of life."""
     writer = Writer(key)
     writer.small(call(1, b"one"))
@@ -120,8 +123,8 @@ def conversation(key: bytes | None = None, chunk: int = 700) -> Writer:
     return writer
 
 
-def new_reader(key: bytes | None = None, inbound: Inbound | None = None, max_frame: int = LIMIT) -> FrameReader:
-    return FrameReader(inbound if inbound is not None else Inbound(), max_frame=max_frame, seal=Seal(key) if key is not None else None)
+def new_reader(key: Key | None = None, inbound: Inbound | None = None, max_frame: int = LIMIT) -> FrameReader:
+    return FrameReader(inbound if inbound is not None else Inbound(), max_frame=max_frame, seal=Seal(*key) if key is not None else None)
 
 
 def whole(data: bytes) -> Iterator[bytes]:

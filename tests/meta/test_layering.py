@@ -35,18 +35,19 @@ LAYERS: dict[str, list[str]] = {
     "L0": words("errors ids points shape clock options health restart instrument"),
     "L1": inside(
         "_core",
-        """events lines binding stories views lifting parts codec faults framing handshake session reader order intensity instructions
-        supervision_states supervision""",
+        """events lines binding stories views lifting parts codec faults framing handshake session poly1305 seal reader order intensity
+        instructions supervision_states supervision""",
     ),
     "L2": inside(
-        "_channel", "base pool keys tls stream dial tensors torch_hook address segment memory cma fabric block blocks descriptors gifts"
+        "_channel",
+        """base pool keys tls stream pieces dial tensors torch_hook address segment memory cma fabric block blocks descriptors gifts""",
     ),
     "L3": inside(
         "_runtime",
         """linux fdwire tasks pulse stacks config start jobfile loops history ages context answer thread child forked zygote
         launcher outgoing link room lane peer tree leases borrowing tenant lending local origin debt waits suspects behavior resumed life
         cell chains roster absent output serving supervisor restarts retrying visiting inspecting connect branch lives runtime
-        current stepping remote_pdb debug control service copying buffers direct ucx transfers broker fanout health agent
+        current stepping remote_pdb debug control service copying buffers direct data ucx transfers broker fanout health agent
         bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(

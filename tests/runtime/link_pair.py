@@ -10,7 +10,8 @@ from typing import Any
 
 from monarch_async._channel.pool import BufferPool
 from monarch_async._channel.stream import HIGH_WATER, Stream, open_stream
-from monarch_async._core.framing import Seal, pack_message
+from monarch_async._core.framing import pack_message
+from monarch_async._core.seal import Seal
 from monarch_async._runtime.link import Link
 from tests.channel.turns import turns_until
 from tests.core.wire import Plain, call, plain
@@ -85,12 +86,12 @@ async def opened(buffer: int = 0) -> tuple[Stream, Stream]:
     return await open_stream(socks[0], server=True, patience=5), await open_stream(socks[1], server=False, patience=5)
 
 
-def attach(one: End, other: End, streams: tuple[Stream, Stream], *, sealed: bool = False) -> None:
-    """Go on over a new connection, each told what the other has received."""
+def attach(one: End, other: End, streams: tuple[Stream, Stream], *, sealed: str = "") -> None:
+    """Go on over a new connection, each told what the other has received; `sealed` names the digest, if it has seals."""
     one.stream, other.stream = streams
     seals: tuple[Seals, Seals] = (None, None)
     if sealed:
-        seals = ((Seal(KEYS[0]), Seal(KEYS[1])), (Seal(KEYS[1]), Seal(KEYS[0])))
+        seals = ((Seal(KEYS[0], sealed), Seal(KEYS[1], sealed)), (Seal(KEYS[1], sealed), Seal(KEYS[0], sealed)))
     received = one.link.last_received, other.link.last_received
     one.link.attach(one.stream, received[1], seals[0])
     other.link.attach(other.stream, received[0], seals[1])
@@ -98,7 +99,7 @@ def attach(one: End, other: End, streams: tuple[Stream, Stream], *, sealed: bool
     other.stream.bind(other.link, b"")
 
 
-async def join(one: End, other: End, *, sealed: bool = False, buffer: int = 0) -> None:
+async def join(one: End, other: End, *, sealed: str = "", buffer: int = 0) -> None:
     """Connect two links anew."""
     attach(one, other, await opened(buffer), sealed=sealed)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_async._core.framing import DATA, PRELUDE
+from monarch_async._core.seal import POLY1305, SHA256
 from monarch_async._runtime.link import INLINE, Link
 from monarch_async.errors import ProtocolError
 from tests.channel.turns import turns_until
@@ -27,9 +28,9 @@ async def pair() -> AsyncIterator[tuple[End, End]]:
     await finish(*ends)
 
 
-@pytest.mark.parametrize("sealed", [False, True], ids=["bare", "sealed"])
+@pytest.mark.parametrize("sealed", ["", SHA256, POLY1305], ids=["bare", SHA256, POLY1305])
 @pytest.mark.parametrize("seed", range(3))
-async def test_cut_again_and_again(seed: int, sealed: bool) -> None:
+async def test_cut_again_and_again(seed: int, sealed: str) -> None:
     """Both directions send thousands of messages of all sizes while the connection is cut at random: exactly once, in order, intact."""
     rng = random.Random(seed)
     ends = one, other = End(), End()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from monarch_async import Actor, ActorDied, endpoint
-from monarch_async._core.framing import DATA, PRELUDE, SEAL_SIZE, Seal
+from monarch_async._core.framing import DATA, PRELUDE
+from monarch_async._core.seal import SEAL_SIZE, Seal
 from monarch_async.testing.faults import Faults, LinkAt
 from monarch_async.testing.links import FaultyConnection, Splitter, Way
 from monarch_async.testing.plugin import MonarchProcs

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from typing import cast
@@ -115,6 +116,24 @@ class Stream(asyncio.BufferedProtocol):
         writer = self._writer
         if writer is not None and not writer.is_closing():
             writer.write(data)
+
+    async def detach(self) -> socket.socket:
+        """Take an unbound connection from the loop: its socket, which blocks from now on. Raises `ConnectionError` if it is lost.
+
+        What was written is sent first. What has come and was not read is lost: only for where nothing can have come.
+        """
+        transport = self._transport
+        if transport is not None and transport.is_reading():
+            transport.pause_reading()
+        while self._transport is not None and self._transport.get_write_buffer_size():  # noqa: ASYNC110
+            await asyncio.sleep(0)  # the loop writes at the end of its turn, and a socket that is new takes it all
+        if self._transport is None:
+            raise ConnectionResetError("the connection was lost")
+        sock = self._transport.get_extra_info("socket")
+        own = socket.socket(sock.family, sock.type, sock.proto, os.dup(sock.fileno()))
+        self.abort()
+        own.setblocking(True)
+        return own
 
     def close(self) -> None:
         if self._transport is not None and not self._closed:

@@ -13,7 +13,7 @@ Rules:
   body and buffers follow as a bulk: its first piece in this frame, the rest in CHUNK frames. Other frames may lie between those.
 * The header of a LARGE frame is ``[message, length of its body, lengths of its buffers]``. In the bulk the body comes first and each
   buffer starts at a multiple of `ALIGN`, so that arrays may be built in place.
-* A seal covers the whole frame and the count of frames before it on this connection: nothing can be changed, replayed, dropped or
+* A seal (`seal`) covers the whole frame and the count of frames before it on this connection: nothing can be changed, replayed, dropped or
   reordered.
 * Messages are checked here, once, against `SIGNATURES`: what is delivered has a known kind and fields of the right types. A message
   that isn't so is a bug of the peer, and ends the connection; to drop it alone would leave somebody waiting for ever.
@@ -21,10 +21,8 @@ Rules:
 
 from __future__ import annotations
 
-import hmac
 import struct
 from collections.abc import Sequence
-from hashlib import blake2b, sha256
 from types import NoneType
 from typing import Any
 
@@ -65,13 +63,11 @@ __all__ = [
     "REPLY",
     "RETIRED",
     "RETURNED",
-    "SEAL_SIZE",
     "SIGNATURES",
     "SKIPPED",
     "STARTED",
     "TREE",
     "UNSEEN",
-    "Seal",
     "bulk_layout",
     "join_messages",
     "pack_large",
@@ -85,7 +81,6 @@ KINDS = frozenset((DATA, CHUNK, ACK, PING, PONG, CLOSE))
 NUMBERED = frozenset((DATA, CHUNK))
 LARGE = 1
 ALIGN = 64
-SEAL_SIZE = 16
 MAX_HEADER = 16 << 20
 """The longest header, in bytes."""
 MAX_ITEMS = 1 << 16
@@ -252,29 +247,3 @@ def _describe(message: Any) -> str:
         return f"a {type(message).__name__}"
     kind = message[0] if message and type(message[0]) is int else "?"
     return f"kind {kind} with fields of types {', '.join(type(field).__name__ for field in message[:16])}"
-
-
-class Seal:
-    """The MAC of one direction of one connection: keyed BLAKE2b over frame count, prelude, header and SHA-256 of the bulk.
-
-    The bulk goes in by its SHA-256 because processors have instructions for that; the lengths in the prelude make the input unambiguous.
-    """
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._count = 0
-
-    def sign(self, head: bytes, digest: bytes = b"") -> bytes:
-        """The seal of the next frame: `head` is prelude and header, `digest` the SHA-256 of the bulk (empty if there is none)."""
-        count = self._count
-        self._count = count + 1
-        return blake2b(count.to_bytes(8, "little") + head + digest, digest_size=SEAL_SIZE, key=self._key).digest()
-
-    def sign_bulk(self, head: bytes, bulk: bytes | memoryview) -> bytes:
-        """The seal of the next frame, which has a bulk."""
-        return self.sign(head, sha256(bulk).digest())
-
-    def check(self, seal: bytes, head: bytes, digest: bytes = b"") -> None:
-        """`ProtocolError` unless `seal` is the next frame's."""
-        if not hmac.compare_digest(seal, self.sign(head, digest)):
-            raise ProtocolError("a frame's seal is wrong: it was changed, replayed or lost on the way")

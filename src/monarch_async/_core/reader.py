@@ -1,7 +1,8 @@
 """Bytes in, messages out: the receiving end of one connection of a session.
 
 `FrameReader` offers a buffer to read into and, told how much came, returns what is complete. Bytes of a large message are read straight
-to where they belong.
+to where they belong. So are the few that follow them, the seal and the next prelude: they lie where the message goes on until they are
+taken from there, and what belongs there comes over them. So a chunk takes one read, and no copy.
 
 Rules:
 
@@ -16,7 +17,6 @@ Rules:
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 from monarch_async._core.framing import (
@@ -30,11 +30,10 @@ from monarch_async._core.framing import (
     PING,
     PONG,
     PRELUDE,
-    SEAL_SIZE,
-    Seal,
     unpack_large,
     unpack_messages,
 )
+from monarch_async._core.seal import SEAL_SIZE, BulkDigest, Seal
 from monarch_async._core.session import Inbound
 from monarch_async.errors import ProtocolError
 
@@ -55,8 +54,8 @@ class _Bulk(NamedTuple):
     head: bytes  # prelude and header
     size: int
     acknowledged: int
-    target: memoryview | None  # where the bulk goes; None: it was received before, and is dropped
-    hash: Any  # SHA-256 of what has come, if there is a seal
+    target: memoryview | None  # where the bulk goes, and some room behind; None: it was received before, and is dropped
+    digest: BulkDigest | None  # of what has come, if there is a seal
 
 
 class FrameReader:
@@ -129,9 +128,13 @@ class FrameReader:
             return batches
         bulk = self._bulk
         if self._left and bulk is not None and bulk.target is not None:
-            if bulk.hash is not None:
-                start = bulk.size - self._left
-                bulk.hash.update(bulk.target[start : start + size])
+            start = bulk.size - self._left
+            if size > self._left:  # what follows the bulk came too
+                self._end = size - self._left
+                self._view[: self._end] = bulk.target[bulk.size : start + size]
+                size = self._left
+            if bulk.digest is not None:
+                bulk.digest.update(bulk.target[start : start + size])
             self._left -= size
             if self._left:
                 return batches
@@ -212,8 +215,8 @@ class FrameReader:
         if inbound.is_new(sequence):
             if kind == DATA:
                 inbound.begin(*unpack_large(memoryview(head)[_SIZE:], self._max_frame))
-            target = inbound.space(size)
-        self._bulk = _Bulk(head, size, acknowledged, target, sha256() if self._seal is not None else None)
+            target = inbound.space(size, self._tail + _SIZE)
+        self._bulk = _Bulk(head, size, acknowledged, target, self._seal.begin_bulk() if self._seal is not None else None)
         self._left = size
 
     def _go_on(self, bulk: _Bulk, batches: list[Batch]) -> bool:
@@ -225,17 +228,17 @@ class FrameReader:
             if bulk.target is not None:
                 done = bulk.size - self._left
                 bulk.target[done : done + size] = piece
-            if bulk.hash is not None:
-                bulk.hash.update(piece)
+            if bulk.digest is not None:
+                bulk.digest.update(piece)
             self._start = start + size
             self._left -= size
             if self._left:
                 return False
         if self._end - self._start < self._tail:
             return False
-        if self._seal is not None:
+        if self._seal is not None and bulk.digest is not None:
             seal = bytes(self._view[self._start : self._start + SEAL_SIZE])
-            self._seal.check(seal, bulk.head, bulk.hash.digest())
+            self._seal.check(seal, bulk.head, bulk.digest.digest())
             self._start += SEAL_SIZE
         self._bulk = None
         if bulk.acknowledged > self.acknowledged:

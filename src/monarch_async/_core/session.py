@@ -140,12 +140,15 @@ class Inbound:
         """Bytes of the large message under way that have not come yet; 0 when there is none."""
         return len(self._bulk) - self._filled if self._message is not None else 0
 
-    def space(self, size: int) -> memoryview:
-        """Where the next `size` bytes of the bulk belong. They count only once `fill` is called."""
+    def space(self, size: int, beyond: int = 0) -> memoryview:
+        """Where the next `size` bytes of the bulk belong. They count only once `fill` is called.
+
+        Behind them up to `beyond` bytes of those that are missing after them, which may be written to until they come.
+        """
         missing = self.missing
         if not 0 < size <= missing and (size or missing):
             raise ProtocolError(f"{size} bytes of a large message came where {missing} were missing")
-        return self._bulk[self._filled : self._filled + size]
+        return self._bulk[self._filled : self._filled + size + beyond]
 
     def fill(self, size: int) -> tuple[list[Any], list[memoryview]] | None:
         """`size` bytes are in place; the whole message and its buffers, once nothing is missing. Its body is a view too."""

@@ -19,15 +19,16 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from monarch_async._channel.base import Middle
 from monarch_async._channel.dial import Gone, connect, parse_tcp, query
 from monarch_async._channel.stream import Stream, authenticate, open_stream
 from monarch_async._core.events import Evidence
-from monarch_async._core.framing import Seal
 from monarch_async._core.handshake import NONCE_BYTES, Established, Handshake
+from monarch_async._core.seal import Seal, agreed, offer
 from monarch_async._runtime.config import Network
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.peer import Peer
@@ -38,10 +39,12 @@ from monarch_async.errors import AuthenticationError, ChannelError, HandshakeErr
 from monarch_async.ids import ProcAddress, slot
 from monarch_async.options import Options
 
-__all__ = ["Party", "accept", "address_fields", "address_of", "join_network", "keep", "patience"]
+__all__ = ["DATA", "Party", "accept", "address_fields", "address_of", "data_takers", "join_network", "keep", "patience", "where"]
 
 FIRST_DELAY, MAX_DELAY = 0.01, 0.5
 REFUSED_FOR = 1.0
+DATA = "data"
+"""The field of a hello that says that this is to be no link's connection, but one for data (`data`): its number."""
 HEARSAY = 0.5
 """Seconds for which others may have better evidence of an agent's end than that its socket is gone."""
 
@@ -70,6 +73,10 @@ class Party(Visited, Protocol):
     def new_link(self, peer: Peer, session: str) -> Link: ...
 
     def peer_of(self, link: Link) -> Peer: ...
+
+
+data_takers: MutableMapping[Party, Callable[[Established, Stream], Awaitable[None]]] = WeakKeyDictionary()
+"""What takes connections for data, in runtimes that have something to do with any."""
 
 
 def join_network(runtime: Party, network: Network) -> None:
@@ -161,11 +168,11 @@ async def _dial(runtime: Party, peer: Peer, link: Link) -> None:
     abroad = peer.address.host != runtime.me.host
     attempts = _Attempts(runtime, link)
     while not link.ended and not runtime.closing:
-        where = _where(runtime, peer.address)
+        place = where(runtime, peer.address)
         try:
-            sock = await connect(runtime.me, where, attempts.timeout)
+            sock = await connect(runtime.me, place, attempts.timeout)
             attempts.answered()
-            await _greet(runtime, peer, link, sock, where)
+            await _greet(runtime, peer, link, sock, place)
             return
         except Gone as gone:
             if link.ended:  # the process that took its place has been heard of meanwhile, which has told all that waited
@@ -194,7 +201,7 @@ async def _report(peer: Peer, gone: Gone) -> None:
     peer.gone(Evidence.from_map(gone.evidence))
 
 
-def _where(runtime: Party, address: ProcAddress) -> ProcAddress:
+def where(runtime: Party, address: ProcAddress) -> ProcAddress:
     """An address with what is known here of how to reach it: who made it may not have been on a network yet, or is on another host."""
     if address.host == runtime.me.host:
         return address._replace(unix=runtime.me.unix)
@@ -203,7 +210,7 @@ def _where(runtime: Party, address: ProcAddress) -> ProcAddress:
     return address._replace(tcp=tcp, uid=f"{address.host}/{address.uid}")
 
 
-async def _greet(runtime: Party, peer: Peer, link: Link, sock: socket.socket, where: ProcAddress) -> None:
+async def _greet(runtime: Party, peer: Peer, link: Link, sock: socket.socket, place: ProcAddress) -> None:
     """Authenticate on a socket that is in the peer's hands, and go on with the session over it."""
     address = peer.address
     remote = address.host != runtime.me.host
@@ -213,10 +220,10 @@ async def _greet(runtime: Party, peer: Peer, link: Link, sock: socket.socket, wh
         sock.close()
         raise ChannelError(f"{runtime.me} has no key for links with other hosts")
     tls = runtime.tls_client if remote else None
-    host = parse_tcp(where.tcp)[0] if remote else ""
+    host = parse_tcp(place.tcp)[0] if remote else ""
     stream = await open_stream(sock, tls=tls, server=False, host=host, patience=patience(options))
     hello = runtime.hello | address_fields(runtime.me)
-    hello |= {"session": link.session, "received": link.last_received, "resume": link.connections > 0}
+    hello |= offer() | {"session": link.session, "received": link.last_received, "resume": link.connections > 0}
     handshake = Handshake.dial(
         key,
         hello,
@@ -247,6 +254,9 @@ async def accept(runtime: Party, sock: socket.socket) -> None:
     found: list[Link] = []
 
     def decide(hello: dict[str, Any]) -> dict[str, Any]:
+        if DATA in hello:
+            plain = remote and runtime.tls_server is None and runtime.wrap_connection is None
+            return {"known": plain and runtime in data_takers and VISITOR not in hello}
         link = _find_link(runtime, hello)
         if link is None:
             return {"known": False, "received": 0}
@@ -262,7 +272,7 @@ async def accept(runtime: Party, sock: socket.socket) -> None:
         stream = await open_stream(sock, tls=runtime.tls_server if remote else None, server=True, patience=patience(options))
         handshake = Handshake.accept(
             key,
-            address_fields(runtime.me),
+            address_fields(runtime.me) | offer(),
             os.urandom(NONCE_BYTES),
             runtime.loop.time(),
             decide,
@@ -274,6 +284,9 @@ async def accept(runtime: Party, sock: socket.socket) -> None:
         # On this host it is only this user that knocks: whoever goes away in the middle is most likely just ending.
         level = logging.WARNING if remote or isinstance(error, AuthenticationError | VersionMismatch) else logging.INFO
         runtime.log.log(level, "a connection was refused: %s", error)
+        return
+    if done.welcome["known"] and DATA in done.peer and not runtime.closing:
+        await data_takers[runtime](done, stream)
         return
     if not found or found[0].ended or runtime.closing:
         stream.close()
@@ -307,7 +320,8 @@ def _find_link(runtime: Party, hello: dict[str, Any]) -> Link | None:
 def _attach(runtime: Party, link: Link, stream: Stream, done: Established, received: Any, *, sealed: bool) -> None:
     if not isinstance(received, int):
         raise ProtocolError("the peer did not say what it has received")
-    seals = (Seal(done.send_key), Seal(done.receive_key)) if sealed else None
+    digest = agreed(done.peer)
+    seals = (Seal(done.send_key, digest), Seal(done.receive_key, digest)) if sealed else None
     middle = runtime.wrap_connection(link, stream, sealed) if runtime.wrap_connection is not None else None
     link.attach(middle or stream, received, seals)
     stream.bind(middle or link, done.rest)
@@ -333,7 +347,7 @@ async def _await_dialer(runtime: Party, peer: Peer, link: Link) -> None:
     connections = link.connections
     while not link.ended and link.connections == connections and not runtime.closing:
         try:
-            await query(runtime.me, _where(runtime, peer.address), attempts.timeout)
+            await query(runtime.me, where(runtime, peer.address), attempts.timeout)
             error: Exception = ChannelError("it lives, but did not come back")
         except Gone as gone:
             await _report(peer, gone)

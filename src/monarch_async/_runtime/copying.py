@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from monarch_async._channel.cma import Piece
 
-__all__ = ["INLINE_COPY", "SLICE", "Copier", "slices"]
+__all__ = ["INLINE_COPY", "SLICE", "Copier", "run_all", "settle", "slices"]
 
 INLINE_COPY = 256 << 10
 """Up to so many bytes are copied on the loop: to wake a thread takes longer."""
@@ -77,7 +78,7 @@ class Copier:
             await asyncio.wait(running)
         except asyncio.CancelledError:
             stop.set()
-            await _settle(running)
+            await settle(running)
             raise
         for error in [future.exception() for future in running]:
             if error is not None:
@@ -89,7 +90,7 @@ class Copier:
             self._threads.shutdown(wait=False)
 
 
-async def _settle(running: Sequence[asyncio.Future[None]]) -> None:
+async def settle(running: Sequence[asyncio.Future[None]]) -> None:
     """Until they have ended, however often that is cancelled: they end by themselves, soon."""
     while not all(future.done() for future in running):
         try:
@@ -99,3 +100,16 @@ async def _settle(running: Sequence[asyncio.Future[None]]) -> None:
     for future in running:
         if not future.cancelled():
             future.exception()
+
+
+async def run_all(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """All at once. At the first error the others are cancelled, and awaited."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_async._channel.base import Connection
 from monarch_async._channel.pool import BufferPool, allocate
-from monarch_async._core.framing import ACK, CLOSE, PONG, Seal
+from monarch_async._core.framing import ACK, CLOSE, PONG
 from monarch_async._core.reader import Batch, FrameReader
+from monarch_async._core.seal import Seal
 from monarch_async._core.session import Inbound
 from monarch_async._runtime.outgoing import Outgoing
 from monarch_async.errors import ProtocolError

@@ -30,11 +30,11 @@ from monarch_async._core.framing import (
     MAX_ITEMS,
     PING,
     PRELUDE,
-    Seal,
     bulk_layout,
     join_messages,
     pack_large,
 )
+from monarch_async._core.seal import Seal
 from monarch_async._core.session import Inbound, Outbound, SentFrame
 from monarch_async.errors import ChannelFull, FrameTooLarge
 

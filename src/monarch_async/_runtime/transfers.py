@@ -10,7 +10,7 @@ local      one process                a copy in threads
 cma        processes of one host      ``process_vm_readv``, ``process_vm_writev`` in threads; the owner is asked once (`direct`)
 segment    the same                   messages whose bytes travel in shared memory, if there is some; what is there is read there
 ucx        any, if asked for          UCX moves the bytes between two processes that both have it (`ucx`)
-tcp        any                        messages, a few at a time, so that others pass between them
+tcp        any                        much of it over a connection of its own (`data`); else messages, a few at a time
 =========  =========================  ==========================================================================================
 
 Rules:
@@ -19,7 +19,8 @@ Rules:
   copies cost more than plain ones. A backend that can't be used between two processes is not tried there again. One that is asked
   for by name is used or fails.
 * When one group fails, the others are stopped, and have come to rest when the error is raised.
-* What comes of a copy that was cancelled or has failed halfway is a part of it. A `WINDOW` of bytes that messages carry may still arrive.
+* What comes of a copy that was cancelled or has failed halfway is a part of it. What is written elsewhere may still get there: a
+  `WINDOW` of bytes that messages carry, or what a data connection holds. Here nothing more is written.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from typing import Any, NamedTuple, Protocol
 from monarch_async._channel.cma import MAX_PIECES, Piece, move
 from monarch_async._channel.memory import Memory, memory_of, view_of
 from monarch_async._runtime.buffers import Buffers
-from monarch_async._runtime.copying import INLINE_COPY, SLICE, Copier, slices
+from monarch_async._runtime.copying import INLINE_COPY, SLICE, Copier, run_all, slices
+from monarch_async._runtime.data import Copy, DataConnections, Lost
 from monarch_async._runtime.direct import Lease, Leases, Stale, Unusable
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask
@@ -48,6 +50,8 @@ FEW = 64
 """So many jobs are looked at at once."""
 PIECE = {"segment": 1 << 20, "tcp": 1 << 19}
 """Bytes in one message."""
+DATA_FROM = 1 << 20
+"""From so many bytes on they go over a connection of their own."""
 WINDOW = {"segment": 8 << 20, "tcp": 2 << 20}
 """Bytes of one batch that are under way to or from one process: what a call that is made meanwhile may have to wait for."""
 
@@ -104,19 +108,20 @@ class Transfers:
         copier = Copier()
         self._leases = Leases(runtime, copier)
         self._ucx = Ucx(runtime, buffers)
+        self._data = DataConnections(runtime, buffers)
         self._backends: dict[str, Backend] = {
             "local": _Local(buffers, copier),
             "cma": self._leases,
             "segment": _Shared(runtime, copier, self._leases),
             "ucx": self._ucx,
-            "tcp": _Messages(runtime, "tcp"),
+            "tcp": _Far(runtime, self._data),
         }
         self._copier = copier
         runtime.tasks.start(self._close_at_end(), name="copying")
 
     @property
     def table(self) -> Mapping[str, Callable[..., Any]]:
-        return {"buffer_revoke": self._leases.revoke, **self._ucx.table}
+        return {"buffer_revoke": self._leases.revoke, **self._ucx.table, **self._data.table}
 
     def backend_of(self, ref: Ref) -> str:
         """What all of it would be read by, as far as is known."""
@@ -158,7 +163,7 @@ class Transfers:
         if len(opened) == 1:
             await opened[0]()
         elif opened:
-            await _run_all([run() for run in opened])
+            await run_all([run() for run in opened])
 
     async def _open(self, jobs: Sequence[Job], alone: bool) -> Run:
         ref = jobs[0].ref
@@ -180,6 +185,7 @@ class Transfers:
         finally:
             self._copier.close()
             self._ucx.close()
+            self._data.close()
 
 
 def _looks(job: Job) -> bool:
@@ -215,19 +221,6 @@ async def _explained(name: str, jobs: Sequence[Job], doing: Coroutine[Any, Any, 
 
 async def _run(name: str, jobs: Sequence[Job], run: Run) -> None:
     await _explained(name, jobs, run())
-
-
-async def _run_all(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """All at once. At the first error the others are cancelled, and awaited."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 class _Local:
@@ -304,6 +297,25 @@ class _Messages:
         if write:
             return ask(self._runtime, owner, "buffer_write", parts, [pickle.PickleBuffer(view) for view in views]), []
         return ask(self._runtime, owner, "buffer_read", parts), views
+
+
+class _Far(_Messages):
+    """Over a connection that is only for data, if there is much to copy and one can be had."""
+
+    def __init__(self, runtime: Runtime, data: DataConnections) -> None:
+        super().__init__(runtime, "tcp")
+        self._data = data
+
+    async def _run(self, owner: ProcAddress, jobs: Sequence[Job]) -> None:
+        if sum(job.size for job in jobs) < DATA_FROM or not self._data.reaches(owner):
+            await super()._run(owner, jobs)
+            return
+        try:
+            for write in (False, True):
+                copies = [Copy(job.ref.key, job.offset, job.size, job.memory) for job in jobs if job.write == write]
+                await self._data.copy(owner, write, copies)
+        except Lost:
+            await super()._run(owner, jobs)
 
 
 class _Shared(_Messages):

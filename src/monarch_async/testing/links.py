@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator
 from weakref import WeakSet
 
 from monarch_async._channel.stream import HIGH_WATER, Stream
-from monarch_async._core.framing import MAX_HEADER, PRELUDE, SEAL_SIZE
+from monarch_async._core.framing import MAX_HEADER, PRELUDE
+from monarch_async._core.seal import SEAL_SIZE
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.testing.plan import Fault

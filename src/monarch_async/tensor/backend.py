@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from monarch_async.tensor.sockets import Endpoint, break_connections, listening_sockets
 
-__all__ = ["Backend", "GlooBackend", "Running", "Together", "TorchBackend"]
+__all__ = ["Backend", "GlooBackend", "Running", "ScatteringBackend", "Together", "TorchBackend"]
 
 Told = Callable[[BaseException | None], None]
 FOREVER = timedelta(days=1)
@@ -52,6 +52,8 @@ class Backend(Protocol):
     tag: int
     averages: ClassVar[bool]
     """It has means itself, and rounds them once; else they are sums that are divided."""
+    scatters: ClassVar[bool]
+    """It is a `ScatteringBackend`."""
     process_group: dist.ProcessGroup
 
     def connect(self, store: Store, me: int, size: int, timeout: float) -> None:
@@ -78,6 +80,13 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of everything. Blocks for a moment; called when nothing is under way any more."""
+
+
+class ScatteringBackend(Backend, Protocol):
+    """One that divides a reduction among the members as one operation."""
+
+    def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: Any) -> Running:
+        """Flat: `tensor` has a part of one size for each member; `out` gets this one's, reduced."""
 
 
 class WorkRunning:
@@ -185,6 +194,7 @@ class TorchBackend:
 
     agrees: ClassVar[bool] = False
     averages: ClassVar[bool] = False
+    scatters: ClassVar[bool] = False
     tag = 0
     process_group: dist.ProcessGroup
 

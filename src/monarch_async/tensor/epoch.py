@@ -312,12 +312,18 @@ class Epoch:
         self._works += 1
         loop = self.owner.loop
 
-        def told(error: BaseException | None) -> None:
+        def hand_over(error: BaseException | None) -> None:
             outcome = (None, error) if error is not None or self.stage is Stage.OVER else _finish(operation)
             try:
                 loop.call_soon_threadsafe(self._told, operation, *outcome)
             except RuntimeError:  # the loop is closed
                 pass
+
+        def told(error: BaseException | None) -> None:
+            if operation.heavy and operation.prepare is not None:  # what was copied is copied back: the backend's thread has more to do
+                threading.Thread(target=hand_over, args=(error,), name="monarch_async finishing", daemon=True).start()
+            else:
+                hand_over(error)
 
         running.when_done(told)
 

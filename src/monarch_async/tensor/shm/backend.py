@@ -14,7 +14,7 @@ import torch
 from monarch_async.errors import ChannelError
 from monarch_async.ids import ProcAddress
 from monarch_async.peering import Peering, Segment, Window
-from monarch_async.tensor.shm.arithmetic import MOVED, REDUCED, Reduction
+from monarch_async.tensor.shm.arithmetic import Reduction
 from monarch_async.tensor.shm.pages import Layout, Member, Own
 from monarch_async.tensor.shm.plans import AllGather, AllReduce, AllToAll, Broadcast, OneShot, Place, Plan, ReduceScatter
 from monarch_async.tensor.shm.transfers import KINDS, Transfer, Transfers, dtype_code
@@ -115,12 +115,6 @@ class ShmBackend:
     def _is_over(self) -> bool:
         return self._over is not None
 
-    def moves(self, dtype: torch.dtype) -> bool:
-        return dtype in MOVED
-
-    def reduces(self, dtype: torch.dtype) -> bool:
-        return dtype in REDUCED
-
     def all_reduce(self, tensor: torch.Tensor, op: Any, *, tag: int = 0) -> Job:
         """In place."""
         return self._reduce("all_reduce", tensor, op, None, tag)
@@ -140,9 +134,7 @@ class ShmBackend:
         key = op, tensor.dtype
         reduction = self._reductions.get(key)
         if reduction is None:
-            reduction = Reduction(op, tensor.dtype, self._place.size)
-            if reduction.factor is None:
-                self._reductions[key] = reduction
+            reduction = self._reductions[key] = Reduction(op, tensor.dtype, self._place.size)
         return tensor, reduction
 
     def broadcast(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> Job:

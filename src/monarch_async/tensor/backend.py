@@ -51,7 +51,7 @@ class Backend(Protocol):
     set before each operation."""
     tag: int
     averages: ClassVar[bool]
-    """It has means itself, and rounds them once; else they are sums that are divided."""
+    """It has means itself; else they are sums that are divided."""
     scatters: ClassVar[bool]
     """It is a `ScatteringBackend`."""
     process_group: dist.ProcessGroup
@@ -198,8 +198,8 @@ class TorchBackend:
     tag = 0
     process_group: dist.ProcessGroup
 
-    def __init__(self) -> None:
-        self._torch: Any = None  # torch's backend, once it is connected
+    def __init__(self, group: Any = None) -> None:
+        self._torch = group  # torch's backend, once it is connected
 
     def _make_group(self, store: Store, me: int, size: int, device: str, kind: Any) -> None:
         """Make `process_group` of it."""
@@ -254,20 +254,25 @@ class GlooBackend(TorchBackend):
         self._threads: ThreadPoolExecutor | None = None
 
     def connect(self, store: Store, me: int, size: int, timeout: float) -> None:
-        gloo: Any = ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [self._device]
-        options._timeout = timedelta(seconds=timeout)
-        options._threads = 2
         store.set(f"device {me}", f"{self._mine[0]} {self._mine[1]}")
         for index in set(range(size)) - {me}:
             host, port = store.get(f"device {index}").decode().split()
             self._others.add((host, int(port)))
         prefixed = PrefixStore("gloo", store)
-        self._torch = gloo(prefixed, me, size, options)
-        self._torch._set_default_timeout(FOREVER)
-        self._torch._set_sequence_number_for_group()
+        self._torch = self._meet(prefixed, me, size, timeout)
         self._make_group(prefixed, me, size, "cpu", dist.ProcessGroup.BackendType.GLOO)
+
+    def _meet(self, store: Store, me: int, size: int, timeout: float) -> Any:
+        """A group of gloo's over the device of this one."""
+        gloo: Any = ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [self._device]
+        options._timeout = timedelta(seconds=timeout)
+        options._threads = 2
+        group = gloo(store, me, size, options)
+        group._set_default_timeout(FOREVER)
+        group._set_sequence_number_for_group()
+        return group
 
     @staticmethod
     def moves(dtype: torch.dtype) -> bool:

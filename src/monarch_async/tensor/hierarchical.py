@@ -89,7 +89,9 @@ class HierarchicalBackend(GlooBackend):
 
     def close(self) -> None:
         self._shm.close()
-        self._leaders = None
+        if self._leaders is not None:
+            self._leaders._torch = None  # by this thread: one of gloo's, which has the works' callbacks, could not wait for its own end
+            self._leaders = None
         super().close()
 
     def _run(self, steps: Callable[[Works], Transfer], nbytes: int) -> Running:

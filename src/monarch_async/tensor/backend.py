@@ -48,7 +48,7 @@ class Backend(Protocol):
     device_type: ClassVar[str]
     agrees: ClassVar[bool]
     """It finds out by itself whether members have begun the same, before it moves anything: the same to move, and the same `tag`, which is
-    set before each operation."""
+    then set before each operation."""
     tag: int
     averages: ClassVar[bool]
     """It has means itself; else they are sums that are divided."""
@@ -100,7 +100,7 @@ class WorkRunning:
     def when_done(self, told: Told) -> None:
         def ended(future: Any) -> None:
             try:
-                future.wait()  # it is done
+                future.value()  # it is done
             except Exception as error:  # whatever torch has made of it
                 told(error)
             else:

@@ -35,7 +35,7 @@ from monarch_async.tensor.backend import Backend
 from monarch_async.tensor.ledger import Ledger
 from monarch_async.tensor.objects import Objects
 from monarch_async.tensor.operation import Operation
-from monarch_async.tensor.signature import Signature, describe_mismatch, digest, fits, signature_from, to_wire
+from monarch_async.tensor.signature import describe_mismatch, digest, fits, signature_from, to_wire
 from monarch_async.tensor.store import MemberStore
 from monarch_async.tensor.world import enter, remove
 
@@ -74,7 +74,7 @@ class Owner(Protocol):
     ledger: Ledger
     loop: asyncio.AbstractEventLoop
     check: str
-    agreed_shapes: set[Signature]
+    agreed_shapes: set[int]  # digests
 
     def epoch_ready(self, epoch: Epoch) -> None: ...
     def epoch_failed(self, epoch: Epoch, error: BaseException) -> None: ...
@@ -226,7 +226,7 @@ class Epoch:
 
     def _compare(self, operation: Operation, index: int, wire: Any) -> bool:
         owner = self.owner
-        shapes = owner.check == "always" or (owner.check == "first" and operation.signature not in owner.agreed_shapes)
+        shapes = owner.check == "always" or (owner.check == "first" and digest(operation.signature, shapes=True) not in owner.agreed_shapes)
         if fits(operation.signature, wire, shapes=shapes):
             return True
         ranks = owner.ranks
@@ -252,7 +252,7 @@ class Epoch:
         if self.owner.check == "first":
             if len(self.owner.agreed_shapes) >= SHAPES_KEPT:
                 self.owner.agreed_shapes.clear()
-            self.owner.agreed_shapes.add(mine)
+            self.owner.agreed_shapes.add(digest(mine, shapes=True))
         operation.views = views
         if operation.started and operation in self.under_way:
             operation.entry.state = "running"
@@ -296,7 +296,8 @@ class Epoch:
         operation.entry.started = time.monotonic()
         if (operation.channel, operation.number) not in self._open:
             operation.entry.state = "running"
-        self.backend.tag = digest(operation.signature, shapes=self.owner.check != "never")
+        if self.backend.agrees:
+            self.backend.tag = digest(operation.signature, shapes=self.owner.check != "never")
         try:
             running = operation.launch(self.backend, operation.views) if operation.launch is not None else None
         except CollectiveMismatch as error:

@@ -68,20 +68,20 @@ class HierarchicalBackend(GlooBackend):
             self._leaders = TorchBackend(self._meet(PrefixStore("leaders", store), self._here, len(self._hosts), timeout))
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> Running:
-        return self._run(lambda works: self._sum(works, tensor, op, self.tag), tensor.nbytes)
+        return self._run(lambda works: self._sum(works, tensor, op), tensor.nbytes)
 
     def reduce(self, tensor: torch.Tensor, to: int, op: Any) -> Running:
         """Where the result does not go the tensor is calculated in."""
-        return self._run(lambda works: self._sum_at(works, tensor, to, op, self.tag), tensor.nbytes)
+        return self._run(lambda works: self._sum_at(works, tensor, to, op), tensor.nbytes)
 
     def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: Any) -> Running:
-        return self._run(lambda works: self._scatter(works, out, tensor, op, self.tag), tensor.nbytes)
+        return self._run(lambda works: self._scatter(works, out, tensor, op), tensor.nbytes)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Running:
-        return self._run(lambda works: self._spread(works, tensor, source, self.tag), tensor.nbytes)
+        return self._run(lambda works: self._spread(works, tensor, source), tensor.nbytes)
 
     def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Running:
-        return self._run(lambda works: self._gather(works, out, tensor, self.tag), out.nbytes)
+        return self._run(lambda works: self._gather(works, out, tensor), out.nbytes)
 
     def abort(self) -> None:
         self._shm.abort()
@@ -101,46 +101,46 @@ class HierarchicalBackend(GlooBackend):
 
     # The steps of operations. What `works` starts is there on hosts' leaders only; elsewhere there is nothing to wait for.
 
-    def _sum(self, works: Works, tensor: torch.Tensor, op: Any, tag: int) -> Transfer:
+    def _sum(self, works: Works, tensor: torch.Tensor, op: Any) -> Transfer:
         plain, divisor = self._without_mean(op)
         way: deque[tuple[torch.Tensor, Crossing | None]] = deque()
         for piece in _pieces(tensor):
-            yield from self._reduce_here(piece, plain, tag)
+            yield from self._reduce_here(piece, plain)
             way.append((piece, works.all_reduce(piece, plain)))
             if len(way) > AHEAD:
-                yield from self._arrive(*way.popleft(), tag, divisor)
+                yield from self._arrive(*way.popleft(), divisor)
         while way:
-            yield from self._arrive(*way.popleft(), tag, divisor)
+            yield from self._arrive(*way.popleft(), divisor)
 
-    def _sum_at(self, works: Works, tensor: torch.Tensor, to: int, op: Any, tag: int) -> Transfer:
+    def _sum_at(self, works: Works, tensor: torch.Tensor, to: int, op: Any) -> Transfer:
         plain, divisor = self._without_mean(op)
         home = self._host_of(to)
         for piece in _pieces(tensor):
-            yield from self._reduce_here(piece, plain, tag)
+            yield from self._reduce_here(piece, plain)
             works.reduce(piece, home, plain)
         yield from works.wait()
         if self._here == home:
             self._divide(tensor, divisor)
             if self._local[0] != to:
-                yield from self._shm.broadcasting(tensor, 0, tag=tag)
+                yield from self._shm.broadcasting(tensor, 0)
 
-    def _spread(self, works: Works, tensor: torch.Tensor, source: int, tag: int) -> Transfer:
+    def _spread(self, works: Works, tensor: torch.Tensor, source: int) -> Transfer:
         home = self._host_of(source)
         way: deque[tuple[torch.Tensor, Crossing | None]] = deque()
         for piece in _pieces(tensor):
             if self._here != home:
                 way.append((piece, works.broadcast(piece, home)))
                 if len(way) > AHEAD:
-                    yield from self._arrive(*way.popleft(), tag)
+                    yield from self._arrive(*way.popleft())
                 continue
             if len(self._local) > 1:
-                yield from self._shm.broadcasting(piece, self._local.index(source), tag=tag)
+                yield from self._shm.broadcasting(piece, self._local.index(source))
             works.broadcast(piece, home)
         while way:
-            yield from self._arrive(*way.popleft(), tag)
+            yield from self._arrive(*way.popleft())
         yield from works.wait()
 
-    def _gather(self, works: Works, out: torch.Tensor, tensor: torch.Tensor, tag: int) -> Transfer:
+    def _gather(self, works: Works, out: torch.Tensor, tensor: torch.Tensor) -> Transfer:
         """The parts of one host are together in a block: in the result, if they follow each other there."""
         count = tensor.numel()
         blocks = [
@@ -150,7 +150,7 @@ class HierarchicalBackend(GlooBackend):
             for members in self._hosts
         ]
         if len(self._local) > 1:
-            yield from self._shm.gathering(blocks[self._here], tensor, tag=tag)
+            yield from self._shm.gathering(blocks[self._here], tensor)
         else:
             move(blocks[self._here].data_ptr(), tensor.data_ptr(), tensor.nbytes)
         way: deque[tuple[int, torch.Tensor, Crossing | None]] = deque()
@@ -159,21 +159,21 @@ class HierarchicalBackend(GlooBackend):
                 if piece is not None:
                     way.append((host, piece, works.broadcast(piece, host)))
             while len(way) > AHEAD * len(blocks):
-                yield from self._came(*way.popleft(), tag)
+                yield from self._came(*way.popleft())
         while way:
-            yield from self._came(*way.popleft(), tag)
+            yield from self._came(*way.popleft())
         for members, block in zip(self._hosts, blocks, strict=True):
             if not _in_a_row(members):
                 for place, index in enumerate(members):
                     move(out.data_ptr() + index * tensor.nbytes, block.data_ptr() + place * tensor.nbytes, tensor.nbytes)
 
-    def _came(self, host: int, piece: torch.Tensor, crossing: Crossing | None, tag: int) -> Transfer:
+    def _came(self, host: int, piece: torch.Tensor, crossing: Crossing | None) -> Transfer:
         if host != self._here:
-            yield from self._arrive(piece, crossing, tag)
+            yield from self._arrive(piece, crossing)
         elif crossing is not None:
             yield from crossing.wait()
 
-    def _scatter(self, works: Works, out: torch.Tensor, tensor: torch.Tensor, op: Any, tag: int) -> Transfer:
+    def _scatter(self, works: Works, out: torch.Tensor, tensor: torch.Tensor, op: Any) -> Transfer:
         """Leaders get the parts of all members of their hosts, and hand them on."""
         plain, divisor = self._without_mean(op)
         count, leads, alone = out.numel(), not self._place, len(self._local) == 1
@@ -186,14 +186,14 @@ class HierarchicalBackend(GlooBackend):
                     if leads:  # the caller's own is to stay as it is
                         summed = next(ours) if ours is not None else torch.empty_like(piece)
                         move(summed.data_ptr(), piece.data_ptr(), piece.nbytes)
-                    yield from self._reduce_here(summed, plain, tag)
+                    yield from self._reduce_here(summed, plain)
                     works.reduce(summed, host, plain)
                     yield from works.wait(AHEAD)
         yield from works.wait()
         self._divide(whole, divisor)
         if not alone:
             mine = [count if leads else 0] * len(self._local)
-            yield from self._shm.exchanging(out, whole, [count, *[0] * (len(self._local) - 1)], mine, tag=tag)
+            yield from self._shm.exchanging(out, whole, [count, *[0] * (len(self._local) - 1)], mine)
 
     # Their parts.
 
@@ -209,18 +209,18 @@ class HierarchicalBackend(GlooBackend):
         if divisor is not None and not self._place:
             tensor_at(tensor).div_(divisor)
 
-    def _reduce_here(self, piece: torch.Tensor, op: Any, tag: int) -> Transfer:
+    def _reduce_here(self, piece: torch.Tensor, op: Any) -> Transfer:
         """Into the leader's."""
         if len(self._local) > 1:
-            yield from self._shm.reducing(piece, op, 0, tag=tag)
+            yield from self._shm.reducing(piece, op, 0)
 
-    def _arrive(self, piece: torch.Tensor, crossing: Crossing | None, tag: int, divisor: int | None = None) -> Transfer:
+    def _arrive(self, piece: torch.Tensor, crossing: Crossing | None, divisor: int | None = None) -> Transfer:
         """At the leader, and from there at the others of its host."""
         if crossing is not None:
             yield from crossing.wait()
         self._divide(piece, divisor)
         if len(self._local) > 1:
-            yield from self._shm.broadcasting(piece, 0, tag=tag)
+            yield from self._shm.broadcasting(piece, 0)
 
 
 class Crossing:

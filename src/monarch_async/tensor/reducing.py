@@ -25,7 +25,7 @@ def make_all_reduce(backend: Kind, size: int, tensor: torch.Tensor, op: Reductio
     check_tensors(backend, tensor)
     check_reduction(op, tensor.dtype, premul)
     signature = Signature("all_reduce", (op, *kind_of(tensor), tuple(tensor.shape)))
-    if is_small(tensor, size):
+    if is_small(backend, tensor, size):
         return small_reduction(signature, tensor, op, premul, True)
     staged = Staged(tensor, carrier_to_reduce(backend, tensor.dtype), bits=False, factor=premul)
 
@@ -46,7 +46,7 @@ def make_reduce(backend: Kind, size: int, me: int, tensor: torch.Tensor, to: int
     check_tensors(backend, tensor)
     check_reduction(op, tensor.dtype, premul)
     signature = Signature("reduce", (op, f"to {to}", *kind_of(tensor), tuple(tensor.shape)))
-    if is_small(tensor, size):
+    if is_small(backend, tensor, size):
         return small_reduction(signature, tensor, op, premul, me == to)
     # Where the result does not go, the backend may use the tensor to calculate in.
     staged = Staged(tensor, carrier_to_reduce(backend, tensor.dtype), bits=False, factor=premul, copy=me != to)

@@ -108,7 +108,9 @@ async def test_case_14_a_member_that_is_frozen(spawn: Spawn, kind: type[Member])
         os.kill(pids[2], signal.SIGCONT)
     with pytest.raises(PeerLost, match="frozen"):  # the one that knew nothing hears of it
         await members.slice(gpus=2).run.call_one(total)
-    assert {1} <= set((await members.run.call(epoch)).values())
+    # The call that was refused has ended the epoch that may have been formed before it: for all, and nobody else is told of that.
+    (again,) = set((await members.run.call(epoch)).values())
+    assert again in (1, 2)
     assert [6.0] * 3 == list((await members.run.call(total)).values())
 
 

@@ -63,6 +63,8 @@ class Group(Forming):
             return  # it is of an epoch that is over
         elif what == "at":
             self.epoch.heard(index, *rest)
+        elif what == "round":
+            self.epoch.heard_round(index, *rest)
         elif what == "object":
             self.epoch.objects.came(index, *rest)
         elif what == "store":

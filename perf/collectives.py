@@ -1,25 +1,32 @@
 """What awaiting a collective costs, how soon a lost member is told, how soon the group works again, and whether loops go on meanwhile.
 
     python -m perf.collectives             a table with bars: a minute
+    python -m perf.collectives --ranks 8   the same with overheads and lag among eight processes
     python -m perf.collectives --quick     does everything run? its figures mean nothing
 
-*Overhead* is an awaited all_reduce between two processes, less the same one of gloo called plainly, which blocks its thread; both take
-turns in the same processes. Of few bytes the awaited one does not use gloo at all. *Lost* is from SIGKILL of one of three members in the
-middle of an operation until the awaits of the others raise `PeerLost`; *again* is until all three have the right sum, with torch preloaded.
-*Lag* is by how much a timer of 1 ms comes late while 256 MiB are summed. Bars are for a machine that does nothing else, with a core for
-each process.
+*Overhead* is an awaited all_reduce between the processes, less the same one of gloo called plainly, which blocks its thread; both take
+turns in the same processes. Of few bytes the awaited one does not use gloo at all. *Lag* is by how much a timer of 1 ms comes late while
+256 MiB are summed. *Two hosts* are two workers on loopback with two processes each: shared memory inside each and gloo between, against
+gloo for all, awaited in turn in the same processes. *Lost* is from SIGKILL of one of three members in the middle of an operation until the
+awaits of the others raise `PeerLost`; *again* is until all three have the right sum, with torch preloaded. Bars are for a machine that does
+nothing else, with a core for each process.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
+import functools
 import itertools
 import os
 import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +35,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from monarch_async import Restart, endpoint, shutdown, this_host
+from monarch_async import Restart, attach_to_workers, endpoint, shutdown, this_host
 from monarch_async.tensor import PeerLost, TensorActor
 from perf.sampled import Sampled, run_measure, show_sampled
 
@@ -73,6 +80,18 @@ class Member(TensorActor):
         return awaited, plain
 
     @endpoint
+    async def sums(self, size: int, turns: int) -> list[float]:
+        """Seconds of each awaited all_reduce."""
+        tensor = torch.zeros(size // 4)
+        samples = []
+        for _ in range(turns + 2):
+            await self.comm.barrier()
+            began = time.perf_counter()
+            await self.comm.all_reduce(tensor)
+            samples.append(time.perf_counter() - began)
+        return samples[2:]
+
+    @endpoint
     async def sum_until_lost(self) -> float:
         """When it was told of the loss, by the clock of all processes."""
         try:
@@ -113,23 +132,70 @@ class OverGloo(Member):
     comm_backend = "gloo"
 
 
-async def _overheads(quick: bool) -> list[Sampled]:
-    procs = this_host().spawn_procs({"gpus": 2}, bootstrap=one_thread, preload=PRELOAD)
+async def _overheads(quick: bool, ranks: int) -> list[Sampled]:
+    procs = this_host().spawn_procs({"gpus": ranks}, bootstrap=one_thread, preload=PRELOAD)
     members, over_gloo = procs.spawn("members", Member), procs.spawn("over_gloo", OverGloo)
     await members.pid.call()
     await over_gloo.pid.call()
     rows = []
     for size, text in SIZES:
-        (awaited, plain), _ = (await over_gloo.overhead.call(size, 3 if quick else 15, 10 if quick else 60)).values()
+        (awaited, plain), *_ = (await over_gloo.overhead.call(size, 3 if quick else 15, 10 if quick else 60)).values()
         difference = [one - other for one, other in zip(awaited, plain, strict=True)]
         rows += [
             Sampled(f"all_reduce of {text}, awaited", awaited, None),
             Sampled(f"all_reduce of {text}, gloo plainly", plain, None),
             Sampled(f"all_reduce of {text}, overhead", difference, 100e-6, 0.5),
         ]
-    lags = list(itertools.chain.from_iterable((await members.lag.call((8 if quick else 256) << 20)).values()))
+    lags: tuple[list[float], list[float]] = ([], [])
+    for _ in range(1 if quick else 5):
+        for mesh, late in zip((members, over_gloo), lags, strict=True):
+            late += itertools.chain.from_iterable((await mesh.lag.call((8 if quick else 256) << 20)).values())
     await procs.stop()
-    return [*rows, Sampled("lag of the loop while 256 MiB are summed", lags, 0.005)]
+    ours, gloo = lags
+    return [
+        *rows,
+        Sampled("lag of the loop, 256 MiB in shared memory", ours, 0.005),
+        Sampled("lag of the loop, 256 MiB by gloo", gloo, None),
+    ]
+
+
+@contextlib.contextmanager
+def _two_workers() -> Iterator[tuple[list[str], str]]:
+    """On loopback: their addresses, and the key."""
+    with tempfile.TemporaryDirectory() as folder:
+        key = Path(folder, "key")
+        key.touch(0o600)
+        key.write_bytes(os.urandom(32))
+        command = [sys.executable, "-m", "monarch_async", "worker", "--listen", "tcp://127.0.0.1:0", "--key-file", str(key)]
+        workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        try:
+            yield [worker.stdout.readline().split()[-1] for worker in workers if worker.stdout is not None], str(key)
+        finally:
+            for worker in workers:
+                worker.terminate()
+                worker.communicate()
+
+
+async def _between_hosts(quick: bool) -> list[Sampled]:
+    rows = []
+    with _two_workers() as (urls, key):
+        procs = attach_to_workers(urls, key=key).spawn_procs({"gpus": 2}, bootstrap=one_thread, preload=PRELOAD)
+        members, over_gloo = procs.spawn("members", Member), procs.spawn("over_gloo", OverGloo)
+        await members.pid.call()
+        await over_gloo.pid.call()
+        for size, text, turns in ((65536, "64 KiB", 100), (1 << 20, "1 MiB", 50), ((4 if quick else 64) << 20, "64 MiB", 5)):
+            samples: tuple[list[float], list[float]] = ([], [])
+            for _ in range(1 if quick else 5):
+                for mesh, found in zip((members, over_gloo), samples, strict=True):
+                    each = (await mesh.sums.call(size, 2 if quick else turns)).values()
+                    found += map(max, zip(*each, strict=True))
+            ours, gloo = samples
+            rows += [
+                Sampled(f"all_reduce of {text}, two hosts, awaited", ours, None),
+                Sampled(f"all_reduce of {text}, two hosts, by gloo alone", gloo, None),
+            ]
+        await shutdown()
+    return rows
 
 
 async def _losses(quick: bool) -> list[Sampled]:
@@ -155,16 +221,19 @@ async def _losses(quick: bool) -> list[Sampled]:
     ]
 
 
-async def measure(quick: bool) -> list[Sampled]:
+async def measure(quick: bool, ranks: int) -> list[Sampled]:
     """All rows."""
-    rows = [*await _overheads(quick), *await _losses(quick)]
+    rows = [*await _overheads(quick, ranks), *await _losses(quick)]
     await shutdown()
-    return rows
+    return [*rows, *await _between_hosts(quick)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    show_sampled(run_measure(__doc__, measure, arguments))
+    ranks = argparse.ArgumentParser(add_help=False)
+    ranks.add_argument("--ranks", type=int, default=2, help="processes between which overheads and lag are measured (default: 2)")
+    chosen, rest = ranks.parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    show_sampled(run_measure(__doc__, functools.partial(measure, ranks=chosen.ranks), rest))
 
 
 if __name__ == "__main__":

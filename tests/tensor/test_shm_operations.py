@@ -48,7 +48,7 @@ def test_tensors_larger_than_the_ring(four: Members, size: int) -> None:
     kinds = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all", "ring")
     cases = [Case(kind, dtype, LARGE, root=size - 1) for kind in kinds for dtype in ("float32", "int64")]
     with four.group(size) as name:
-        four.check(name, size, [*cases, Case("all_reduce", "float32", LARGE, "premul"), Case("reduce_scatter", "float16", LARGE, "mean")])
+        four.check(name, size, [*cases, Case("reduce_scatter", "float16", LARGE, "mean")])
 
 
 def test_the_same_bits_everywhere_and_in_every_run(four: Members) -> None:

@@ -15,8 +15,8 @@ from tests.tensor.members import Member
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WHOLE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 DTYPES = (*FLOATS, *WHOLE, torch.bool, torch.complex64)
-SHAPES = ((), (0,), (0, 3), (5,), (3, 4), (40, 33))
-"""A single number, nothing, little, and what is too much for the announcement."""
+SHAPES = ((), (0,), (0, 3), (5,), (3, 4), (40, 33), (300, 220))
+"""A single number, nothing, little, what goes in the announcement between hosts only, and what is too much for it."""
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 4e-2, torch.float32: 1e-5, torch.complex64: 1e-5}
 
 

@@ -20,7 +20,7 @@ class TensorActor(Actor):
     The group of the whole mesh begins to form when the actor is constructed. A subclass may set, for all of its groups:
 
     * `comm_backend`: ``"nccl"`` for tensors on CUDA devices; for those in host memory ``"shm"``, where all members are on one host,
-      or ``"gloo"``; ``"auto"`` is the first of these two that can be;
+      ``"hierarchical"``, where some are, or ``"gloo"``; ``"auto"`` is the first of these three that serves;
     * `comm_timeout`: seconds that an operation may take;
     * `comm_check`: whether shapes are compared before anything moves: ``"always"``, ``"first"`` (until the same operation with the same
       shapes was agreed on once) or ``"never"``. That all call the same operation is looked at always. Where gloo is given sizes that

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from monarch_async.tensor.sockets import Endpoint, break_connections, listening_sockets
 
-__all__ = ["Backend", "GlooBackend", "Running", "Together", "TorchBackend"]
+__all__ = ["Backend", "GlooBackend", "Running", "ScatteringBackend", "Together", "TorchBackend"]
 
 Told = Callable[[BaseException | None], None]
 FOREVER = timedelta(days=1)
@@ -48,10 +48,12 @@ class Backend(Protocol):
     device_type: ClassVar[str]
     agrees: ClassVar[bool]
     """It finds out by itself whether members have begun the same, before it moves anything: the same to move, and the same `tag`, which is
-    set before each operation."""
+    then set before each operation."""
     tag: int
     averages: ClassVar[bool]
-    """It has means itself, and rounds them once; else they are sums that are divided."""
+    """It has means itself; else they are sums that are divided."""
+    scatters: ClassVar[bool]
+    """It is a `ScatteringBackend`."""
     process_group: dist.ProcessGroup
 
     def connect(self, store: Store, me: int, size: int, timeout: float) -> None:
@@ -80,6 +82,13 @@ class Backend(Protocol):
         """Let go of everything. Blocks for a moment; called when nothing is under way any more."""
 
 
+class ScatteringBackend(Backend, Protocol):
+    """One that divides a reduction among the members as one operation."""
+
+    def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: Any) -> Running:
+        """Flat: `tensor` has a part of one size for each member; `out` gets this one's, reduced."""
+
+
 class WorkRunning:
     """A `torch.distributed.Work`, by its future."""
 
@@ -91,7 +100,7 @@ class WorkRunning:
     def when_done(self, told: Told) -> None:
         def ended(future: Any) -> None:
             try:
-                future.wait()  # it is done
+                future.value()  # it is done
             except Exception as error:  # whatever torch has made of it
                 told(error)
             else:
@@ -185,11 +194,12 @@ class TorchBackend:
 
     agrees: ClassVar[bool] = False
     averages: ClassVar[bool] = False
+    scatters: ClassVar[bool] = False
     tag = 0
     process_group: dist.ProcessGroup
 
-    def __init__(self) -> None:
-        self._torch: Any = None  # torch's backend, once it is connected
+    def __init__(self, group: Any = None) -> None:
+        self._torch = group  # torch's backend, once it is connected
 
     def _make_group(self, store: Store, me: int, size: int, device: str, kind: Any) -> None:
         """Make `process_group` of it."""
@@ -244,20 +254,25 @@ class GlooBackend(TorchBackend):
         self._threads: ThreadPoolExecutor | None = None
 
     def connect(self, store: Store, me: int, size: int, timeout: float) -> None:
-        gloo: Any = ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [self._device]
-        options._timeout = timedelta(seconds=timeout)
-        options._threads = 2
         store.set(f"device {me}", f"{self._mine[0]} {self._mine[1]}")
         for index in set(range(size)) - {me}:
             host, port = store.get(f"device {index}").decode().split()
             self._others.add((host, int(port)))
         prefixed = PrefixStore("gloo", store)
-        self._torch = gloo(prefixed, me, size, options)
-        self._torch._set_default_timeout(FOREVER)
-        self._torch._set_sequence_number_for_group()
+        self._torch = self._meet(prefixed, me, size, timeout)
         self._make_group(prefixed, me, size, "cpu", dist.ProcessGroup.BackendType.GLOO)
+
+    def _meet(self, store: Store, me: int, size: int, timeout: float) -> Any:
+        """A group of gloo's over the device of this one."""
+        gloo: Any = ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [self._device]
+        options._timeout = timedelta(seconds=timeout)
+        options._threads = 2
+        group = gloo(store, me, size, options)
+        group._set_default_timeout(FOREVER)
+        group._set_sequence_number_for_group()
+        return group
 
     @staticmethod
     def moves(dtype: torch.dtype) -> bool:

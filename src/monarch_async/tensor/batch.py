@@ -43,7 +43,7 @@ class Batch:
             started = []
             for place, operation in enumerate(operations):
                 if operation.launch is not None:
-                    running = operation.launch(backend, [view.parts[place] for view in views])
+                    running = operation.launch(backend, [view.parts[place] for view in views])  # none, where they are free
                     if running is not None:
                         started.append(running)
             return Together(started) if started else None
@@ -54,7 +54,8 @@ class Batch:
         signature = Signature("coalesced", parts=tuple(operation.signature for operation in operations))
         copies = any(operation.prepare is not None for operation in operations)
         heavy = any(operation.heavy for operation in operations)
-        return Operation(signature, launch=launch, prepare=prepare if copies else None, finish=finish, heavy=heavy)
+        free = all(operation.free for operation in operations)
+        return Operation(signature, launch=launch, prepare=prepare if copies else None, finish=finish, heavy=heavy, free=free)
 
     def settle(self, values: Sequence[Any]) -> None:
         for operation, value in zip(self.operations, values, strict=True):

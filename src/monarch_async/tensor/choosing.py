@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monarch_async.errors import UsageError
-from monarch_async.peering import Peering
+from monarch_async.peering import SUPPORTED, Peering
 from monarch_async.tensor.backend import Backend, GlooBackend
+from monarch_async.tensor.hierarchical import HierarchicalBackend
 from monarch_async.tensor.host import HostBackend
+from monarch_async.tensor.hosts import members_by_host
 from monarch_async.tensor.membership import Circle
 from monarch_async.tensor.nccl import NcclBackend
 
 __all__ = ["BACKENDS", "backend_of", "maker_of"]
 
-BACKENDS: dict[str, type[Backend]] = {"shm": HostBackend, "gloo": GlooBackend, "nccl": NcclBackend}
+BACKENDS: dict[str, type[Backend]] = {"shm": HostBackend, "hierarchical": HierarchicalBackend, "gloo": GlooBackend, "nccl": NcclBackend}
 
 
 def backend_of(circle: Circle, name: str, ranks: tuple[int, ...]) -> type[Backend]:
-    """The kind of backend by this name for a group; with ``auto`` the best one for tensors in host memory.
+    """The kind of backend by this name for a group; with ``auto`` the best one for tensors in host memory: shared memory where all members
+    are on one host, that and gloo where some are, else gloo. All members come to the same: hosts are told apart by their names alone.
 
     Raises `UsageError` for ``shm`` where the members are not all on this host.
     """
@@ -27,21 +30,25 @@ def backend_of(circle: Circle, name: str, ranks: tuple[int, ...]) -> type[Backen
     away = [rank for rank in ranks if rank != circle.me.rank and not peering.reaches(circle.address_of(rank))]
     if away and name == "shm":
         raise UsageError(f"backend='shm' is for members on one host, and ranks {away} are on others: use 'auto', or 'gloo'")
-    return GlooBackend if away else HostBackend
+    if not away:
+        return HostBackend
+    shares = SUPPORTED and any(len(members) > 1 for members in members_by_host([circle.address_of(rank) for rank in ranks]))
+    return HierarchicalBackend if shares else GlooBackend
 
 
 def maker_of(circle: Circle, ranks: tuple[int, ...], kind: type[Backend]) -> Callable[[], Backend]:
     """What makes the backend of an epoch, with the members' processes as they are then."""
-    host = _address_here(circle)
-    if kind is HostBackend:
-        me = circle.me
+    host, me = _address_here(circle), circle.me
 
-        def make() -> Backend:
-            addresses = [me.runtime.me if rank == me.rank else circle.address_of(rank) for rank in ranks]
+    def make() -> Backend:
+        addresses = [me.runtime.me if rank == me.rank else circle.address_of(rank) for rank in ranks]
+        if kind is HostBackend:
             return HostBackend(host, Peering(me.runtime), addresses)
+        if kind is HierarchicalBackend:
+            return HierarchicalBackend(host, Peering(me.runtime), addresses, ranks.index(me.rank))
+        return kind(host)  # type: ignore[call-arg]
 
-        return make
-    return lambda: kind(host)  # type: ignore[call-arg]
+    return make
 
 
 def _address_here(circle: Circle) -> str:

@@ -31,11 +31,12 @@ from typing import Any, Protocol
 
 from monarch_async.errors import CollectiveMismatch
 from monarch_async.exchange import Wire, post
+from monarch_async.tensor.announcing import Announcing
 from monarch_async.tensor.backend import Backend
 from monarch_async.tensor.ledger import Ledger
 from monarch_async.tensor.objects import Objects
 from monarch_async.tensor.operation import Operation
-from monarch_async.tensor.signature import Signature, describe_mismatch, digest, fits, signature_from, to_wire
+from monarch_async.tensor.signature import digest
 from monarch_async.tensor.store import MemberStore
 from monarch_async.tensor.world import enter, remove
 
@@ -43,9 +44,6 @@ __all__ = ["Epoch", "Stage", "token_of"]
 
 CONNECT_TIMEOUT = 5.0
 """Seconds for which gloo may try to reach one member. One that dies in just that moment keeps a thread for up to five times that."""
-
-SHAPES_KEPT = 4096
-"""Signatures that are remembered as agreed on, until they are looked at anew."""
 
 Terms = tuple[int, ...]
 
@@ -74,7 +72,7 @@ class Owner(Protocol):
     ledger: Ledger
     loop: asyncio.AbstractEventLoop
     check: str
-    agreed_shapes: set[Signature]
+    agreed_shapes: set[int]  # digests
 
     def epoch_ready(self, epoch: Epoch) -> None: ...
     def epoch_failed(self, epoch: Epoch, error: BaseException) -> None: ...
@@ -82,12 +80,13 @@ class Owner(Protocol):
     def mismatch(self, epoch: Epoch, text: str) -> None: ...
 
 
-class Epoch:
+class Epoch(Announcing):
     """See the module's text."""
 
     def __init__(
         self, owner: Owner, terms: Terms, number: int, wires: dict[int, Wire], make: Callable[[], Backend], procs: Sequence[str]
     ) -> None:
+        super().__init__(owner, len(terms))
         self.owner = owner
         self.terms = terms
         self.token = token_of(terms)
@@ -97,14 +96,9 @@ class Epoch:
         self._make = make
         self._connecting = False
         self.error: BaseException | None = None
-        self.done: dict[int, str] = {}  # what each other member had last finished when it last announced something, by index
         self._procs = procs
         self._wires = wires
         self._all = tuple(wires.values())
-        self._size = len(terms)
-        self._numbers: dict[str, int] = {}  # the last one given, by channel
-        self._open: dict[tuple[str, int], Operation] = {}  # announced here, not yet by all
-        self._heard: dict[tuple[str, int], dict[int, Any]] = {}  # what others have announced, by index
         self._queues: dict[str, deque[Operation]] = {}  # not started yet, by channel
         self.under_way: set[Operation] = set()
         self._works = 0  # started, and not told of by the backend
@@ -183,77 +177,24 @@ class Epoch:
 
     def begin(self, operation: Operation) -> None:
         """Number and announce an operation; it is started as soon as all others have come as far."""
-        owner, channel = self.owner, operation.channel
-        operation.number = number = self._numbers.get(channel, 0) + 1
-        self._numbers[channel] = number
-        operation.entry.number, operation.entry.epoch = number, self.number
+        channel = operation.channel
+        self._number(operation)
+        operation.entry.number, operation.entry.epoch = operation.number, self.number
         self.under_way.add(operation)
-        self.post("at", channel, number, to_wire(operation.signature), owner.ledger.last_done, to=operation.partner)
+        self._announce(operation)
         self._queues.setdefault(channel, deque()).append(operation)
         if not operation.prepared:
             self._prepare(operation)
-        key = channel, number
+        key = channel, operation.number
         self._open[key] = operation
-        heard = self._heard.get(key)
-        if heard is not None:
-            for index, wire in heard.items():
-                if not self._compare(operation, index, wire):
-                    return
+        if not self._fits_all(operation):
+            return
         if operation.free and self.backend.agrees:  # what others say of it is for whoever asks what it waits for
             operation.views = ()
             self._start_next(channel)
         self._see_whether_all(key)
 
-    def heard(self, index: int, channel: str, number: int, wire: Any, done: str) -> None:
-        """Another member has come to an operation."""
-        self.done[index] = done
-        key = channel, number
-        heard = self._heard.get(key)
-        if heard is None:
-            heard = self._heard[key] = {}
-        heard[index] = wire
-        operation = self._open.get(key)
-        if operation is not None and self._compare(operation, index, wire):
-            self._see_whether_all(key)
-
-    def missing(self, operation: Operation) -> list[int]:
-        """The members, by index, that have not come to it."""
-        if (operation.channel, operation.number) not in self._open:
-            return []
-        heard = self._heard.get((operation.channel, operation.number), {})
-        wanted = range(self._size) if operation.partner is None else (operation.partner,)
-        return [index for index in wanted if index not in heard and index != self.owner.index]
-
-    def _compare(self, operation: Operation, index: int, wire: Any) -> bool:
-        owner = self.owner
-        shapes = owner.check == "always" or (owner.check == "first" and operation.signature not in owner.agreed_shapes)
-        if fits(operation.signature, wire, shapes=shapes):
-            return True
-        ranks = owner.ranks
-        views = {ranks[other]: signature_from(theirs) for other, theirs in self._heard[operation.channel, operation.number].items()}
-        done = {ranks[other]: text for other, text in self.done.items()} | {ranks[owner.index]: owner.ledger.last_done}
-        owner.mismatch(self, describe_mismatch(owner.name, operation.number, views | {ranks[owner.index]: operation.signature}, done))
-        return False
-
-    def _see_whether_all(self, key: tuple[str, int]) -> None:
-        operation = self._open[key]
-        heard = self._heard.get(key, {})
-        mine, me = operation.signature, self.owner.index
-        if operation.partner is None:
-            if len(heard) < self._size - 1:
-                return
-            views = [mine if index == me else signature_from(heard[index]) for index in range(self._size)]
-        elif operation.partner in heard:
-            views = [mine, signature_from(heard[operation.partner])]
-        else:
-            return
-        del self._open[key]
-        self._heard.pop(key, None)
-        if self.owner.check == "first":
-            if len(self.owner.agreed_shapes) >= SHAPES_KEPT:
-                self.owner.agreed_shapes.clear()
-            self.owner.agreed_shapes.add(mine)
-        operation.views = views
+    def _agreed(self, operation: Operation) -> None:
         if operation.started and operation in self.under_way:
             operation.entry.state = "running"
         self._start_next(operation.channel)
@@ -296,7 +237,8 @@ class Epoch:
         operation.entry.started = time.monotonic()
         if (operation.channel, operation.number) not in self._open:
             operation.entry.state = "running"
-        self.backend.tag = digest(operation.signature, shapes=self.owner.check != "never")
+        if self.backend.agrees:
+            self.backend.tag = digest(operation.signature, shapes=self.owner.check != "never")
         try:
             running = operation.launch(self.backend, operation.views) if operation.launch is not None else None
         except CollectiveMismatch as error:
@@ -312,12 +254,18 @@ class Epoch:
         self._works += 1
         loop = self.owner.loop
 
-        def told(error: BaseException | None) -> None:
+        def hand_over(error: BaseException | None) -> None:
             outcome = (None, error) if error is not None or self.stage is Stage.OVER else _finish(operation)
             try:
                 loop.call_soon_threadsafe(self._told, operation, *outcome)
             except RuntimeError:  # the loop is closed
                 pass
+
+        def told(error: BaseException | None) -> None:
+            if operation.heavy and operation.prepare is not None:  # what was copied is copied back: the backend's thread has more to do
+                threading.Thread(target=hand_over, args=(error,), name="monarch_async finishing", daemon=True).start()
+            else:
+                hand_over(error)
 
         running.when_done(told)
 
@@ -366,6 +314,7 @@ class Epoch:
         under_way, self.under_way = self.under_way, set()
         self._open.clear()
         self._heard.clear()
+        self._rounds.clear()
         self._queues.clear()
         if before is Stage.READY:
             remove(self.backend.process_group)

@@ -22,11 +22,13 @@ from monarch_async.tensor.epoch import Epoch, Stage
 from monarch_async.tensor.ledger import GroupReport, Ledger
 from monarch_async.tensor.membership import SERVICE, Circle
 from monarch_async.tensor.operation import Operation
-from monarch_async.tensor.signature import Signature
 
-__all__ = ["FIRST_DELAY", "LIVES", "LONGEST_DELAY", "Forming"]
+__all__ = ["FIRST_DELAY", "LIVES", "LONGEST_DELAY", "REFUSED", "Forming"]
 
 LIVES = 1 << 20
+REFUSED, FOLLOWED = 1, 2
+"""Why a member took its term, where that is not 0, an error that is to be told: it has refused an operation; or another member has. The
+difference is who must give up what waits: all for the first, and for the second only who is in the epoch that has ended."""
 FIRST_NUDGE = 0.05
 """Seconds after which a member that has not answered is spoken to again, and one and a half times that each time after."""
 FIRST_DELAY, LONGEST_DELAY = 0.05, 2.0
@@ -45,7 +47,7 @@ class Forming:
         self.timeout = timeout
         self.check: str = check
         self.ledger = Ledger()
-        self.agreed_shapes: set[Signature] = set()
+        self.agreed_shapes: set[int] = set()  # by their digests
         self.address = circle.me.key, ",".join(map(str, ranks))
         self.number = -1  # of the last epoch that was formed here
         self.epoch: Epoch | None = None
@@ -78,7 +80,7 @@ class Forming:
 
     # What `Group` does.
 
-    def _over(self, error: BaseException, *, owed: bool = True, refused: bool = False) -> None:
+    def _over(self, error: BaseException, *, owed: bool = True, refused: int = 0) -> None:
         """Something went wrong."""
         raise NotImplementedError
 
@@ -113,7 +115,7 @@ class Forming:
         to: Sequence[int] | None = None,
         error: BaseException | None = None,
         token: str = "",
-        refused: bool = False,
+        refused: int = 0,
     ) -> None:
         me = self.circle.me
         others = [rank for rank in self.ranks if rank != me.rank] if to is None else to
@@ -122,7 +124,7 @@ class Forming:
         post(wires, SERVICE, *self.address, "hello", self.index, *mine, reply, error, token, refused)
 
     def _hello(
-        self, index: int, term: int, number: int, address: ProcAddress, reply: bool, error: BaseException | None, token: str, refused: bool
+        self, index: int, term: int, number: int, address: ProcAddress, reply: bool, error: BaseException | None, token: str, refused: int
     ) -> None:
         known = self._terms[index]
         if self.closed is not None or (known is not None and term < known):
@@ -137,17 +139,17 @@ class Forming:
             self._introduce(to=[self.ranks[index]])
         self._propose()
 
-    def _left_by(self, index: int, error: BaseException | None, token: str, refused: bool) -> None:
+    def _left_by(self, index: int, error: BaseException | None, token: str, refused: int) -> None:
         """A member has taken another term: `token` is the epoch that ended for it by `error`, if it was in one."""
         epoch = self.epoch
         error = error or CollectiveError(f"rank {self.ranks[index]} of {self.name} has begun anew")
-        if refused or (epoch is not None and (epoch.stage is Stage.READY or epoch.token == token)):
-            self._over(error, owed=not refused)
+        if refused == REFUSED or (epoch is not None and (epoch.stage is Stage.READY or epoch.token == token)):
+            self._over(error, owed=not refused, refused=FOLLOWED if refused else 0)
             return
         self._drop()
         if token in self._untold:  # others were in it, and had begun what waits here
             self._untold.remove(token)
-            if not self._fail_waiting(error):
+            if not self._fail_waiting(error) and not refused:
                 self._owed = error
 
     def _nudge_later(self, delay: float) -> None:
@@ -213,7 +215,7 @@ class Forming:
                 self._untold.append(epoch.token)
             epoch.end(CollectiveError("the group is formed with others"))
 
-    def _take_term(self, error: BaseException | None, token: str, *, refused: bool) -> None:
+    def _take_term(self, error: BaseException | None, token: str, *, refused: int = 0) -> None:
         if self.closed is not None:
             return
         term = self._terms[self.index]

@@ -29,7 +29,7 @@ from monarch_async.exchange import post
 from monarch_async.future import Future
 from monarch_async.tensor.diagnosis import why_late
 from monarch_async.tensor.epoch import Epoch, Stage
-from monarch_async.tensor.forming import FIRST_DELAY, LONGEST_DELAY, Forming
+from monarch_async.tensor.forming import FIRST_DELAY, LONGEST_DELAY, REFUSED, Forming
 from monarch_async.tensor.ledger import GroupReport
 from monarch_async.tensor.membership import SERVICE
 from monarch_async.tensor.operation import Operation
@@ -63,6 +63,8 @@ class Group(Forming):
             return  # it is of an epoch that is over
         elif what == "at":
             self.epoch.heard(index, *rest)
+        elif what == "round":
+            self.epoch.heard_round(index, *rest)
         elif what == "object":
             self.epoch.objects.came(index, *rest)
         elif what == "store":
@@ -99,7 +101,7 @@ class Group(Forming):
             self._not_before = self.loop.time() + min(FIRST_DELAY * 2**self._failures, LONGEST_DELAY)
             self.circle.runtime.log.warning("%s could not be formed and tries again: %s", self.name, error)
             self._drop()
-            self._take_term(None, "", refused=False)
+            self._take_term(None, "")
         elif isinstance(error, CollectiveMismatch):
             self._over(error)
         else:
@@ -112,7 +114,7 @@ class Group(Forming):
 
     # The end of an epoch.
 
-    def _over(self, error: BaseException, *, owed: bool = True, refused: bool = False) -> None:
+    def _over(self, error: BaseException, *, owed: bool = True, refused: int = 0) -> None:
         """Something went wrong: tell all that is under way here, or who comes next, and the other members."""
         epoch, self.epoch = self.epoch, None
         told = epoch.end(error) if epoch is not None else False
@@ -149,7 +151,7 @@ class Group(Forming):
 
     def abandon(self, error: BaseException) -> None:
         """This member will not call what the others may have called already: they are told, and who has called it here."""
-        self._over(error, owed=False, refused=self.epoch is None)
+        self._over(error, owed=False, refused=REFUSED if self.epoch is None else 0)
 
     def submit(self, operation: Operation, timeout: float | None, line: str) -> Future[Any]:
         """Take an operation: it is begun now, or, while the group forms, when that has come about."""
@@ -164,7 +166,7 @@ class Group(Forming):
             self._settle_failed(operation, error)
             if self._owed is not None:
                 self._owed = None
-                self._over(error, owed=False, refused=True)
+                self._over(error, owed=False, refused=REFUSED)
             return future
         operation.timer = self.loop.call_later(operation.timeout, self._late, operation)
         epoch = self.epoch
@@ -215,7 +217,7 @@ class Group(Forming):
         if operation in self._waiting:
             self._waiting.remove(operation)
             self._settle_failed(operation, error)
-            self._over(error, owed=False, refused=True)
+            self._over(error, owed=False, refused=REFUSED)
         else:
             self._over(error)
 

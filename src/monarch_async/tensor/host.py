@@ -27,6 +27,7 @@ class HostBackend(GlooBackend):
     name: ClassVar[str] = "shm"
     agrees: ClassVar[bool] = True
     averages: ClassVar[bool] = True
+    scatters: ClassVar[bool] = True
 
     def __init__(self, host: str, peering: Peering, addresses: Sequence[ProcAddress]) -> None:
         super().__init__(host)

@@ -40,7 +40,7 @@ __all__ = [
 def make_broadcast(backend: Kind, size: int, me: int, tensor: torch.Tensor, source: int) -> Operation:
     check_tensors(backend, tensor)
     signature = Signature("broadcast", (f"from {source}", *kind_of(tensor), tuple(tensor.shape)))
-    if is_small(tensor, size):
+    if is_small(backend, tensor, size):
         return small_broadcast(signature, tensor, me, source)
     staged = Staged(tensor, carrier_to_move(backend, tensor.dtype), bits=True)
 
@@ -60,7 +60,7 @@ def make_all_gather(backend: Kind, size: int, me: int, tensor: torch.Tensor) -> 
     carrier = carrier_to_move(backend, tensor.dtype)
     scale = tensor.dtype.itemsize // carrier.itemsize
     own: tuple[Any, ...] = (tuple(tensor.shape),)
-    if is_small(tensor, size):  # each for itself: some may be small and others not
+    if is_small(backend, tensor, size):  # each for itself: some may be small and others not
         own = (*own, pack(tensor))
     staged = Staged(tensor, carrier, bits=True)
     shapes: list[Size] = []

@@ -21,8 +21,8 @@ class Operation:
     """See the module's text.
 
     `prepare` makes what has to be copied first; it takes the backend, and runs in a thread where `heavy`. `finish` makes the result; it
-    runs where the backend tells of the end, so that neither holds up the loop. `channel` names the sequence that it is one of: ``""`` for
-    those of all members, else the pair that it is between, whose other member is `partner`.
+    runs where the backend tells of the end, or in a thread too where it copies much, so that neither holds up the loop. `channel` names
+    the sequence that it is one of: ``""`` for those of all members, else the pair that it is between, whose other member is `partner`.
     """
 
     __slots__ = (

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
 from monarch_async.errors import UsageError
-from monarch_async.tensor.backend import Backend, Running
-from monarch_async.tensor.host import HostBackend
+from monarch_async.tensor.backend import Backend, Running, ScatteringBackend
 from monarch_async.tensor.inline import is_small, small_reduction
 from monarch_async.tensor.operation import Operation
 from monarch_async.tensor.reductions import Reduction, carrier_to_reduce, check_reduction, combine, torch_op
@@ -25,7 +25,7 @@ def make_all_reduce(backend: Kind, size: int, tensor: torch.Tensor, op: Reductio
     check_tensors(backend, tensor)
     check_reduction(op, tensor.dtype, premul)
     signature = Signature("all_reduce", (op, *kind_of(tensor), tuple(tensor.shape)))
-    if is_small(tensor, size):
+    if is_small(backend, tensor, size):
         return small_reduction(signature, tensor, op, premul, True)
     staged = Staged(tensor, carrier_to_reduce(backend, tensor.dtype), bits=False, factor=premul)
 
@@ -46,7 +46,7 @@ def make_reduce(backend: Kind, size: int, me: int, tensor: torch.Tensor, to: int
     check_tensors(backend, tensor)
     check_reduction(op, tensor.dtype, premul)
     signature = Signature("reduce", (op, f"to {to}", *kind_of(tensor), tuple(tensor.shape)))
-    if is_small(tensor, size):
+    if is_small(backend, tensor, size):
         return small_reduction(signature, tensor, op, premul, me == to)
     # Where the result does not go, the backend may use the tensor to calculate in.
     staged = Staged(tensor, carrier_to_reduce(backend, tensor.dtype), bits=False, factor=premul, copy=me != to)
@@ -78,7 +78,7 @@ def make_reduce_scatter(
         sizes = [tensor.shape[0] // size] * size
     if len(sizes) != size or sum(sizes) != tensor.shape[0]:
         raise UsageError(f"sizes={list(sizes)} do not split {tensor.shape[0]} rows among {size} members")
-    if issubclass(backend, HostBackend) and len(set(sizes)) == 1 and backend.reduces(tensor.dtype) and tensor.numel():
+    if backend.scatters and len(set(sizes)) == 1 and backend.reduces(tensor.dtype) and tensor.numel():
         return _scatter_directly(tensor, op, premul, size)
     given = tensor.detach() if premul is None else tensor.detach() * premul
     parts = torch.split(given, list(sizes))
@@ -105,8 +105,7 @@ def _scatter_directly(tensor: torch.Tensor, op: Reduction, premul: float | None,
     result = torch.empty((tensor.shape[0] // size, *tensor.shape[1:]), dtype=tensor.dtype)
 
     def launch(backend: Backend, views: Sequence[Signature]) -> Running | None:
-        assert isinstance(backend, HostBackend)
-        return backend.reduce_scatter(result.view(-1), staged.flat, torch_op(op, backend))
+        return cast("ScatteringBackend", backend).reduce_scatter(result.view(-1), staged.flat, torch_op(op, backend))
 
     signature = Signature("reduce_scatter", (op, *kind_of(tensor), tuple(tensor.shape), f"into {size}"))
     prepare = staged.make if staged.copies else None

@@ -13,6 +13,7 @@ from monarch_async.tensor.backend import Backend
 __all__ = ["HEAVY", "Reduction", "carrier_to_move", "carrier_to_reduce", "check_reduction", "combine", "torch_op"]
 
 Reduction = Literal["sum", "mean", "min", "max", "product"]
+_NAMES = get_args(Reduction)
 HEAVY = 1 << 16
 """Elements, above which what copies a tensor is done in a thread: so many take the loop some 20 µs."""
 
@@ -30,8 +31,8 @@ def torch_op(op: Reduction, backend: Backend | type[Backend]) -> Any:
 
 def check_reduction(op: str, dtype: torch.dtype, premul: float | None) -> None:
     """Raises `UsageError` for an unknown reduction and `TypeError` for one that means nothing for this dtype."""
-    if op not in get_args(Reduction):
-        raise UsageError(f"{op!r} is no reduction: use {', '.join(map(repr, get_args(Reduction)))}")
+    if op not in _NAMES:
+        raise UsageError(f"{op!r} is no reduction: use {', '.join(map(repr, _NAMES))}")
     whole = not dtype.is_floating_point and not dtype.is_complex
     if whole and (op == "mean" or premul is not None):
         raise TypeError(f"{'a mean' if op == 'mean' else 'a factor'} of {dtype} would be no whole number: convert the tensor first")

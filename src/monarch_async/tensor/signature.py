@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-__all__ = ["Signature", "describe_mismatch", "digest", "fits", "signature_from", "to_wire"]
+__all__ = ["Signature", "Wire", "describe_mismatch", "digest", "fits", "signature_from", "to_wire"]
 
 
 class Signature(NamedTuple):

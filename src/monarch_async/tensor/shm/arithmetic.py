@@ -1,7 +1,6 @@
 """Reductions: what is done to the members' parts, in their order.
 
-Rules: half types are combined in float32 and rounded once; integers wrap around; a mean is the sum divided by the number of members. What a
-premultiplied sum multiplies is rounded to the tensor's type before it is added, as it is where every member multiplies its own.
+Rules: half types are combined in float32 and rounded once; integers wrap around; a mean is the sum divided by the number of members.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ Combine = Callable[..., torch.Tensor]
 _COMBINE: dict[Any, Combine] = {
     ReduceOp.SUM: torch.add,
     ReduceOp.AVG: torch.add,
-    ReduceOp.PREMUL_SUM: torch.add,
     ReduceOp.PRODUCT: torch.mul,
     ReduceOp.MIN: torch.minimum,
     ReduceOp.MAX: torch.maximum,
@@ -35,22 +33,21 @@ _COMBINE: dict[Any, Combine] = {
 class Reduction:
     """One operation on tensors of one type. Raises `TypeError` where there is no such thing.
 
-    `code` stands for it in a signature; `factor` is what each member multiplies its own values by, or `None`.
+    `code` stands for it in a signature.
     """
 
-    __slots__ = ("_combine", "_mean", "code", "dtype", "factor")
+    __slots__ = ("_combine", "_mean", "code", "dtype")
 
     def __init__(self, op: Any, dtype: torch.dtype, size: int) -> None:
-        plain, self.factor = _factor_of(op)
-        combine = _COMBINE.get(plain)
+        combine = _COMBINE.get(op)
         if combine is None or dtype not in REDUCED:
-            raise TypeError(f"there is no reduction {plain} of {dtype}")
-        if dtype not in FLOATS and plain in (ReduceOp.AVG, ReduceOp.PREMUL_SUM):
-            raise TypeError(f"{plain} is not for tensors of {dtype}")
+            raise TypeError(f"there is no reduction {op} of {dtype}")
+        if dtype not in FLOATS and op == ReduceOp.AVG:
+            raise TypeError(f"{op} is not for tensors of {dtype}")
         self._combine = combine
-        self._mean = size if plain == ReduceOp.AVG else 0
+        self._mean = size if op == ReduceOp.AVG else 0
         self.dtype = dtype
-        self.code = int(plain.value)
+        self.code = int(op.value)
 
     def combine(self, inputs: Sequence[torch.Tensor], out: torch.Tensor, scratch: torch.Tensor) -> None:
         """Put the inputs, combined in their order, into `out`, which is none of them. `scratch` has room for two inputs, as float32."""
@@ -73,12 +70,3 @@ class Reduction:
                 combine(out, values, out=out)
         if self._mean:
             out.div_(self._mean)
-
-
-def _factor_of(op: Any) -> tuple[Any, float | None]:
-    """The kind, and the factor of a premultiplied sum."""
-    if isinstance(op, ReduceOp.RedOpType):  # such a one is taken for an instance of ReduceOp, too
-        return op, None
-    state: Any = op.__getstate__()
-    kind, factor = state
-    return kind, None if factor is None else float(factor)

@@ -14,7 +14,7 @@ import torch
 from monarch_async.errors import ChannelError
 from monarch_async.ids import ProcAddress
 from monarch_async.peering import Peering, Segment, Window
-from monarch_async.tensor.shm.arithmetic import MOVED, REDUCED, Reduction
+from monarch_async.tensor.shm.arithmetic import Reduction
 from monarch_async.tensor.shm.pages import Layout, Member, Own
 from monarch_async.tensor.shm.plans import AllGather, AllReduce, AllToAll, Broadcast, OneShot, Place, Plan, ReduceScatter
 from monarch_async.tensor.shm.transfers import KINDS, Transfer, Transfers, dtype_code
@@ -115,24 +115,57 @@ class ShmBackend:
     def _is_over(self) -> bool:
         return self._over is not None
 
-    def moves(self, dtype: torch.dtype) -> bool:
-        return dtype in MOVED
-
-    def reduces(self, dtype: torch.dtype) -> bool:
-        return dtype in REDUCED
-
     def all_reduce(self, tensor: torch.Tensor, op: Any, *, tag: int = 0) -> Job:
         """In place."""
-        return self._reduce("all_reduce", tensor, op, None, tag)
+        return self.run(self.reducing(tensor, op, None, tag=tag), tensor.nbytes)
 
     def reduce(self, tensor: torch.Tensor, to: int, op: Any, *, tag: int = 0) -> Job:
         """In place at member `to`; the tensors of the others stay as they are."""
-        return self._reduce("reduce", tensor, op, to, tag)
+        return self.run(self.reducing(tensor, op, to, tag=tag), tensor.nbytes)
 
-    def _reduce(self, kind: str, tensor: torch.Tensor, op: Any, to: int | None, tag: int) -> Job:
+    def broadcast(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> Job:
+        return self.run(self.broadcasting(tensor, source, tag=tag), tensor.nbytes)
+
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor, *, tag: int = 0) -> Job:
+        """Flat: `out` has the members' parts one after the other."""
+        return self.run(self.gathering(out, tensor, tag=tag), out.nbytes)
+
+    def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: Any, *, tag: int = 0) -> Job:
+        """Flat: `tensor` has a part for each member; `out` gets this one's, reduced."""
+        tensor, reduction = self._reduction(tensor, op)
+        plan = ReduceScatter(self._place, out, tensor, reduction)
+        return self.run(self._collective("reduce_scatter", plan, tensor, reduction.code, tag=tag), tensor.nbytes)
+
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int], *, tag: int = 0) -> Job:
+        """Flat: so many elements for, and from, each member."""
+        return self.run(self.exchanging(out, tensor, out_sizes, sizes, tag=tag), tensor.nbytes + out.nbytes)
+
+    # The same as steps, which may be part of what `run` is given.
+
+    def run(self, steps: Transfer, nbytes: int) -> Job:
+        """Begin a collective: steps of this backend, in one order at all members. What it begins with is done at once if it is small."""
+        return self._start("", steps, nbytes)
+
+    def reducing(self, tensor: torch.Tensor, op: Any, to: int | None, *, tag: int = 0) -> Transfer:
         tensor, reduction = self._reduction(tensor, op)
         plan = (OneShot if tensor.nbytes <= self._place.one_shot else AllReduce)(self._place, tensor, reduction, to)
-        return self._collective(kind, plan, tensor, reduction.code, -1 if to is None else to, tag=tag)
+        kind, root = ("all_reduce", -1) if to is None else ("reduce", to)
+        return self._collective(kind, plan, tensor, reduction.code, root, tag=tag)
+
+    def broadcasting(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> Transfer:
+        return self._collective("broadcast", Broadcast(self._place, tensor, source), tensor, root=source, tag=tag)
+
+    def gathering(self, out: torch.Tensor, tensor: torch.Tensor, *, tag: int = 0) -> Transfer:
+        return self._collective("all_gather", AllGather(self._place, out, tensor), tensor, tag=tag)
+
+    def exchanging(
+        self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int], *, tag: int = 0
+    ) -> Transfer:
+        return self._collective("all_to_all", AllToAll(self._place, out, tensor, out_sizes, sizes), tensor, count=0, tag=tag)
+
+    def wake(self) -> None:
+        """Have what waits look again at what it waits for. From any thread, while anything is under way."""
+        self._place.own.mine.ring()
 
     def _reduction(self, tensor: torch.Tensor, op: Any) -> tuple[torch.Tensor, Reduction]:
         if tensor.requires_grad:
@@ -140,27 +173,14 @@ class ShmBackend:
         key = op, tensor.dtype
         reduction = self._reductions.get(key)
         if reduction is None:
-            reduction = Reduction(op, tensor.dtype, self._place.size)
-            if reduction.factor is None:
-                self._reductions[key] = reduction
+            reduction = self._reductions[key] = Reduction(op, tensor.dtype, self._place.size)
         return tensor, reduction
 
-    def broadcast(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> Job:
-        return self._collective("broadcast", Broadcast(self._place, tensor, source), tensor, root=source, tag=tag)
-
-    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor, *, tag: int = 0) -> Job:
-        """Flat: `out` has the members' parts one after the other."""
-        return self._collective("all_gather", AllGather(self._place, out, tensor), tensor, nbytes=out.nbytes, tag=tag)
-
-    def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: Any, *, tag: int = 0) -> Job:
-        """Flat: `tensor` has a part for each member; `out` gets this one's, reduced."""
-        tensor, reduction = self._reduction(tensor, op)
-        return self._collective("reduce_scatter", ReduceScatter(self._place, out, tensor, reduction), tensor, reduction.code, tag=tag)
-
-    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int], *, tag: int = 0) -> Job:
-        """Flat: so many elements for, and from, each member."""
-        plan = AllToAll(self._place, out, tensor, out_sizes, sizes)
-        return self._collective("all_to_all", plan, tensor, nbytes=tensor.nbytes + out.nbytes, count=0, tag=tag)
+    def _collective(
+        self, kind: str, plan: Plan, tensor: torch.Tensor, code: int = -1, root: int = -1, count: int = -1, tag: int = 0
+    ) -> Transfer:
+        plan.signature = KINDS.index(kind), dtype_code(tensor.dtype), tensor.numel() if count < 0 else count, code, root, tag
+        return self._transfers.collective(plan)
 
     def send(self, tensor: torch.Tensor, to: int) -> Job:
         return self._start(f"send {to}", self._transfers.send(tensor, self._other(to)), tensor.nbytes)
@@ -172,12 +192,6 @@ class ShmBackend:
         if index == self._place.me:
             raise ValueError("a member does not send to itself")
         return index
-
-    def _collective(
-        self, kind: str, plan: Plan, tensor: torch.Tensor, code: int = -1, root: int = -1, nbytes: int = -1, count: int = -1, tag: int = 0
-    ) -> Job:
-        plan.signature = KINDS.index(kind), dtype_code(tensor.dtype), tensor.numel() if count < 0 else count, code, root, tag
-        return self._start("", self._transfers.collective(plan), tensor.nbytes if nbytes < 0 else nbytes)
 
     def _start(self, lane: str, transfer: Transfer, nbytes: int) -> Job:
         assert self._worker is not None

@@ -21,7 +21,7 @@ import torch
 from monarch_async.peering import Segment, Window
 from monarch_async.tensor.shm.schedule import DEPTH
 
-__all__ = ["ANNOUNCED", "ANY", "ASLEEP", "LINE", "SIGNATURE", "Layout", "Member", "Own", "fence", "move", "until"]
+__all__ = ["ANNOUNCED", "ANY", "ASLEEP", "LINE", "OUTSIDE", "SIGNATURE", "Layout", "Member", "Own", "fence", "move", "tensor_at", "until"]
 
 LINE = 8  # words in a line of the cache
 ANNOUNCED = 3 * LINE
@@ -30,6 +30,8 @@ own."""
 ASLEEP = 4 * LINE
 """0 while the member is awake; else what it waits for, as `until` makes it, or `ANY`. In one word, so that nobody sees half of it."""
 ANY = -1
+OUTSIDE = ANNOUNCED + 1
+"""A word that nobody sets in a segment: in place of one, for what is waited for that is in none. Who has it rings the bell himself."""
 _WORD_BITS = 20
 _WORD_MASK = (1 << _WORD_BITS) - 1
 VIEWS = 64
@@ -153,6 +155,12 @@ class Own:
             asleep = member.words[ASLEEP]
             if asleep and (asleep == ANY or (asleep & _WORD_MASK == word + 1 and value >= asleep >> _WORD_BITS)):
                 os.eventfd_write(member.bell, 1)
+
+
+def tensor_at(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, as one that no mode of torch's knows: threads other than the caller's may write to it."""
+    memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype)
 
 
 Mover = Callable[[int, int, int], object]

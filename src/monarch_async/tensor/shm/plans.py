@@ -89,11 +89,6 @@ class AllReduce(Plan):
     def fill(self, block: int, slot: int) -> None:
         place, item, parts = self.place, self._item, self._parts(block)
         low, high, stop = parts[place.me], parts[place.me + 1], parts[-1]
-        factor = self._reduction.factor
-        if factor is not None:
-            begin = block * self._per_block
-            torch.mul(self._tensor[begin : begin + stop], factor, out=place.own.mine.view(self._reduction.dtype, slot, stop))
-            return
         source, target = self._tensor.data_ptr() + block * place.layout.block, place.address + slot
         if low:
             move(target, source, low * item)
@@ -107,9 +102,8 @@ class AllReduce(Plan):
             return
         offset, count, dtype = slot + low * self._item, high - low, reduction.dtype
         inputs = [member.view(dtype, offset, count) for member in place.own.members]
-        if reduction.factor is None:
-            begin = block * self._per_block
-            inputs[place.me] = self._tensor[begin + low : begin + high]
+        begin = block * self._per_block
+        inputs[place.me] = self._tensor[begin + low : begin + high]
         result = slot + place.layout.result
         reduction.combine(inputs, place.own.mine.view(dtype, result, count), place.scratch)
         if self._writes:
@@ -140,11 +134,7 @@ class OneShot(Plan):
             self.sources = []
 
     def fill(self, block: int, slot: int) -> None:
-        place, tensor, factor = self.place, self._tensor, self._reduction.factor
-        if factor is None:
-            move(place.address + slot, tensor.data_ptr(), tensor.nbytes)
-        else:
-            torch.mul(tensor, factor, out=place.own.mine.view(self._reduction.dtype, slot, tensor.numel()))
+        move(self.place.address + slot, self._tensor.data_ptr(), self._tensor.nbytes)
 
     def drain(self, block: int, slot: int) -> None:
         place, tensor = self.place, self._tensor
@@ -222,14 +212,6 @@ class ReduceScatter(Plan):
     def fill(self, block: int, slot: int) -> None:
         place, begin, share = self.place, block * self._share, self._share
         size = min(share, self._bytes - begin)
-        factor = self._reduction.factor
-        if factor is not None:
-            count, item, dtype = size // self._out.itemsize, self._out.itemsize, self._reduction.dtype
-            for index in range(place.size):
-                first = (index * self._bytes + begin) // item
-                out = place.own.mine.view(dtype, slot + index * share, count)
-                torch.mul(self._tensor[first : first + count], factor, out=out)
-            return
         source, target = self._tensor.data_ptr() + begin, place.address + slot
         for index, _ in place.peers:
             move(target + index * share, source + index * self._bytes, size)
@@ -241,9 +223,8 @@ class ReduceScatter(Plan):
         if not count:
             return
         inputs = [member.view(dtype, slot + place.me * self._share, count) for member in place.own.members]
-        if self._reduction.factor is None:
-            first = (place.me * self._bytes + begin) // item
-            inputs[place.me] = self._tensor[first : first + count]
+        first = (place.me * self._bytes + begin) // item
+        inputs[place.me] = self._tensor[first : first + count]
         result = slot + place.layout.result
         self._reduction.combine(inputs, place.own.mine.view(dtype, result, count), place.scratch)
         move(self._out.data_ptr() + begin, place.address + result, size)

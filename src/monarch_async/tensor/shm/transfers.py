@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -22,7 +22,7 @@ from monarch_async.tensor.shm.pages import ANNOUNCED, LINE, SIGNATURE, Member, f
 from monarch_async.tensor.shm.plans import Place, Plan
 from monarch_async.tensor.shm.schedule import DEPTH, Phase, steps
 
-__all__ = ["KINDS", "Mismatch", "Need", "Transfer", "Transfers", "dtype_code", "is_met"]
+__all__ = ["KINDS", "Counts", "Mismatch", "Need", "Transfer", "Transfers", "dtype_code", "is_met"]
 
 KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send", "recv")
 _DTYPES = sorted(MOVED, key=str)
@@ -35,12 +35,19 @@ class Mismatch(CollectiveMismatch):
     """Members called different operations, or the same one with shapes that don't fit. Nothing was moved."""
 
 
+class Counts(Protocol):
+    """What has words: a member's segment, or something else that a step waits for."""
+
+    @property
+    def words(self) -> Any: ...
+
+
 class Need(NamedTuple):
-    """Until then an operation waits: a word of all of these members has at least this value."""
+    """Until then an operation waits: a word of all of these has at least this value."""
 
     word: int
     value: int
-    members: Sequence[Member]
+    members: Sequence[Counts]
 
 
 Transfer = Generator[Need | None, None, None]

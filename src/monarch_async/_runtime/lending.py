@@ -13,6 +13,7 @@ Rules:
   it is gone. Where that went wrong the receiver says so when it misses the segment (UNSEEN), and it is introduced again.
 * Where no shared memory can be had, or a segment not be introduced, a message takes the socket, and the first time this is logged.
 * A link that was never connected lends nothing: what is sent over it may yet be for another process (`Peer.hand_on`).
+* Bytes on devices go by loans of their own, beside those of host memory (`device_lending`).
 * The receiver's half is `borrowing`.
 """
 
@@ -27,10 +28,12 @@ from typing import Any
 
 from monarch_async._channel.blocks import Block, SegmentPool, physical_memory
 from monarch_async._channel.descriptors import Inbox, inbox_path
+from monarch_async._channel.parcels import settled
 from monarch_async._channel.segment import address_of
 from monarch_async._core.codec import Buffers
 from monarch_async._core.framing import BODY_FIELD, LENT, RETIRED, RETURNED, UNSEEN, bulk_layout, pack_message
 from monarch_async._runtime.borrowing import Borrower, Borrowing
+from monarch_async._runtime.device_lending import DeviceLending, keep_parcels
 from monarch_async._runtime.link import INLINE, Link
 from monarch_async._runtime.outgoing import MAX_SMALL
 from monarch_async._runtime.peer import Peer
@@ -60,6 +63,7 @@ class Lending:
         self._runtime = runtime
         self.borrowing = Borrowing(runtime)
         self.pool = SegmentPool(min(runtime.options.segment_bytes, physical_memory() // 2))
+        self.on_devices = DeviceLending(runtime)
         self._tenants: dict[str, _Tenant] = {}  # by uid
         self._numbers = itertools.count(1)
         self._aging: asyncio.TimerHandle | None = None
@@ -76,6 +80,7 @@ class Lending:
             self._aging.cancel()
         self.pool.close()  # first, so that it does not take what is lent for unused
         self._tenants.clear()
+        self.on_devices.close()
 
     def abandon(self) -> None:
         """The loop is gone, or about to be."""
@@ -92,6 +97,8 @@ class Lending:
 
         In any thread.
         """
+        if keep_parcels(buffers):
+            return True
         if self.borrowing.inbox is None or not _rides(body, buffers):
             return False
         placed = self._placed(body, buffers)
@@ -105,11 +112,12 @@ class Lending:
         inbox = self.borrowing.inbox
         if inbox is None or not link.connections or not _rides(body, buffers):
             return None
-        placed = self._placed(body, buffers)
+        peer = self._runtime.peer_of(link)
+        split = self.on_devices.split(peer, link, message, buffers)
+        placed = self._placed(body, settled(buffers) if split is None else split.rest)
         if isinstance(placed, str):
             self._warn(placed)
             return None
-        peer = self._runtime.peer_of(link)
         tenant = self._tenants.setdefault(peer.address.uid, _Tenant())
         loans: dict[Block, int] = {}
         places = [(loans.setdefault(block, len(loans)), offset, size) for block, offset, size in placed]
@@ -126,8 +134,15 @@ class Lending:
         if not whole:
             message[BODY_FIELD[message[0]]] = body
         told = [(number, block.segment.number, block.offset, block.size) for number, block in numbered.items()]
-        packed: bytes = pack_message((LENT, message, told, places, whole))
+        fields: tuple[Any, ...] = (LENT, message, told, places, whole)
+        lent = None
+        if split is not None:
+            lent = self.on_devices.lend(peer, split)
+            fields = (LENT, message, told, split.merge(places, whole, len(told)), whole, lent)
+        packed: bytes = pack_message(fields)
         if len(packed) > MAX_SMALL:
+            if lent is not None:
+                self.on_devices.take_back(peer, lent)
             message[BODY_FIELD[message[0]]] = b""
             return None
         tenant.loans.update(numbered)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_async._channel.base import Connection
+from monarch_async._channel.parcels import settled
 from monarch_async._channel.pool import Buffer, BufferPool
 from monarch_async._core.framing import (
     CHUNK,
@@ -151,6 +152,7 @@ class Outgoing:
         if self.lend is not None and (lent := self.lend(message, body, buffers)) is not None:
             self.send(lent)
             return
+        buffers = settled(buffers)
         header = pack_large(message, len(body), sizes)
         if len(header) > MAX_SMALL:
             raise _too_large(len(header))

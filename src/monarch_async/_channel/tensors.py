@@ -28,9 +28,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_async._channel import parcels
 from monarch_async._channel.arrivals import Arrival
 from monarch_async._channel.cuda import bytes_of, host_memory, local_device, refuse_capture
+from monarch_async._channel.parcels import placeholder, pool
 from monarch_async._core import codec
 
 if TYPE_CHECKING:
@@ -204,11 +204,11 @@ def _off_device(storage: torch.UntypedStorage, start: int, size: int) -> Any:
     with torch.cuda.device(index):
         refuse_capture()
     if scope.local and size >= codec.OUT_OF_BAND:
-        memory = parcels.placeholder(size)
+        memory = placeholder(size)
         memory.__here__ = bytes_of(storage, start, size).clone().untyped_storage()
         return memory
     if not (scope.local or scope.whole):
-        memory = parcels.pool.pack(index, (storage, start), size)
+        memory = pool.pack(index, (storage, start), size)
         if memory is not None:
             return memory
     staged = torch.empty(size, dtype=torch.uint8, pin_memory=True)  # from pinned memory, which is kept and used again

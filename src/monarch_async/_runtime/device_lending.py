@@ -135,8 +135,7 @@ class DeviceLending:
             self._aging.cancel()
         if self._grown in pool.grown:
             pool.grown.remove(self._grown)
-        if self._known:
-            pool.close(self._known)
+        pool.close(self._known)
 
     def _ask(self, peer: Peer, link: Link, device: int) -> None:
         key = (peer.address.uid, device)

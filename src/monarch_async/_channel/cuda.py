@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Cuda", "bytes_of", "host_memory", "local_device", "refuse_capture"]
 
 
-class _Raw:
-    """Memory at an address as CUDA's array interface describes it."""
-
-    __slots__ = ("__cuda_array_interface__",)
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
 class _Event:
     """A fence: an event that other processes can open."""
 
@@ -110,7 +101,7 @@ class Cuda:
                 fence.event.wait(stream)
             if source is not None:
                 storage, start = source
-                _memory(address, size, device).copy_(bytes_of(storage, start, size), non_blocking=True)
+                driver().copy(device, address, storage.data_ptr() + start, size, stream.cuda_stream)
             fence.record(stream)
 
     def fetch(self, device: int, address: int, size: int, fence: Any, place: str) -> tuple[Any, Callable[[], bool]]:
@@ -119,14 +110,14 @@ class Cuda:
         with torch.cuda.device(device):
             refuse_capture()
             stream = torch.cuda.current_stream()
-            copy = torch.empty(size, dtype=torch.uint8, device=local_device(place))
+            copy = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
             fence.wait(stream)
-            # To another device torch copies on the current stream of this one, and has the other's wait; where one can't reach the memory
-            # of the other the driver goes by the host.
-            copy.copy_(_memory(address, size, device), non_blocking=True)
+            driver().copy(device, copy.data_ptr(), address, size, stream.cuda_stream)
             made: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             made.record(stream)
-        return copy.untyped_storage(), lambda: driver().finished(device, made.cuda_event)
+            # To another device by torch, which has the streams of both wait for each other, and goes by the host where it must.
+            storage = copy.to(local_device(place), non_blocking=True).untyped_storage()
+        return storage, lambda: driver().finished(device, made.cuda_event)
 
     def stage(self, device: int, address: int, size: int, fence: Fence) -> memoryview:
         import torch
@@ -137,9 +128,8 @@ class Cuda:
             if side is None:
                 side = self._sides[device] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             staged = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            with torch.cuda.stream(side):
-                fence.event.wait(side)
-                staged.copy_(_memory(address, size, device), non_blocking=True)
+            fence.event.wait(side)
+            driver().copy(device, staged.data_ptr(), address, size, side.cuda_stream)
             side.synchronize()
         return memoryview(host_memory(staged.untyped_storage(), 0, size)).cast("B")
 
@@ -174,13 +164,3 @@ def local_device(name: str) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return device if (device.index or 0) < torch.cuda.device_count() else torch.device("cuda", torch.cuda.current_device())
-
-
-def _memory(address: int, size: int, device: int) -> torch.Tensor:
-    """A tensor of bytes that lies at an address, which somebody else keeps alive."""
-    import torch
-
-    tensor = torch.as_tensor(_Raw(address, size), device=torch.device("cuda", device))
-    if tensor.data_ptr() != address:  # else what is copied would go to a copy
-        raise DeviceError("torch has made no tensor in place of memory at an address")
-    return tensor

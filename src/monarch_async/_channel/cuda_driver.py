@@ -1,5 +1,5 @@
-"""The few calls of the CUDA driver that torch has no name for: allocations that can be exported, opened and closed, and asking an event
-without disturbing anybody.
+"""The few calls of the CUDA driver that torch has no name for: allocations that can be exported, opened and closed, copies of such memory,
+and asking an event without disturbing anybody.
 
 The driver's own library is used, not the runtime's (``libcudart``): there is exactly one of it in a process, however torch was linked, and
 its context of each device is the one that torch works in.
@@ -49,13 +49,13 @@ _out = ctypes.POINTER
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (_uint,),
     "cuDeviceGet": (_out(_int), _int),
-    "cuDeviceGetCount": (_out(_int),),
     "cuDeviceTotalMem_v2": (_out(_size), _int),
     "cuDevicePrimaryCtxRetain": (_out(_pointer), _int),
     "cuCtxPushCurrent_v2": (_pointer,),
     "cuCtxPopCurrent_v2": (_out(_pointer),),
     "cuMemAlloc_v2": (_out(_address), _size),
     "cuMemFree_v2": (_address,),
+    "cuMemcpyAsync": (_address, _address, _size, _pointer),
     "cuIpcGetMemHandle": (_out(_Handle), _address),
     "cuIpcOpenMemHandle_v2": (_out(_address), _Handle, _uint),
     "cuIpcCloseMemHandle": (_address,),
@@ -82,23 +82,15 @@ class Driver:
             self._calls[name].restype = _int
         self._uuid_of.argtypes, self._uuid_of.restype = (_out(_Uuid), _int), _int
         self._contexts: dict[int, Any] = {}  # primary contexts by device; torch keeps them for the life of the process, so this may too
+        self._known: dict[int, tuple[bytes, int]] = {}  # UUID and memory of each device
         self._lock = threading.Lock()
         self._call("cuInit", 0)
 
     def uuid(self, device: int) -> bytes:
-        found = _Uuid()
-        self._check("cuDeviceGetUuid", self._uuid_of(ctypes.byref(found), self._ordinal(device)))
-        return bytes(found.data)
-
-    def count(self) -> int:
-        found = _int()
-        self._call("cuDeviceGetCount", ctypes.byref(found))
-        return found.value
+        return self._facts(device)[0]
 
     def memory_of(self, device: int) -> int:
-        found = _size()
-        self._call("cuDeviceTotalMem_v2", ctypes.byref(found), self._ordinal(device))
-        return found.value
+        return self._facts(device)[1]
 
     def allocate(self, device: int, size: int) -> int:
         found = _address()
@@ -128,6 +120,11 @@ class Driver:
         with self._inside(device):
             self._call("cuIpcCloseMemHandle", address)
 
+    def copy(self, device: int, target: int, source: int, size: int, stream: int) -> None:
+        """Queue a copy on a stream of the device. Addresses say by themselves where they are: on a device, or in pinned host memory."""
+        with self._inside(device):
+            self._call("cuMemcpyAsync", target, source, size, stream)
+
     def finished(self, device: int, event: int) -> bool:
         """Whether all is done that an event was recorded behind."""
         with self._inside(device):
@@ -136,6 +133,15 @@ class Driver:
                 return False
             self._check("cuEventQuery", code)
         return True
+
+    def _facts(self, device: int) -> tuple[bytes, int]:
+        known = self._known.get(device)
+        if known is None:
+            uuid, size, ordinal = _Uuid(), _size(), self._ordinal(device)
+            self._check("cuDeviceGetUuid", self._uuid_of(ctypes.byref(uuid), ordinal))
+            self._call("cuDeviceTotalMem_v2", ctypes.byref(size), ordinal)
+            known = self._known[device] = bytes(uuid.data), size.value
+        return known
 
     def _ordinal(self, device: int) -> int:
         found = _int()

@@ -29,12 +29,6 @@ MEMORY = 64 << 20
 UUIDS = (b"device number 0!", b"device number 1!")
 
 
-class FakeFence:
-    """There is nothing to wait for: copies are made at once."""
-
-    handle = b"fence"
-
-
 class FakeDevices:
     """See the module's text; all its fields are for tests to change."""
 
@@ -43,7 +37,9 @@ class FakeDevices:
         self.sees = UUIDS
         self.opens = True  # memory of other processes
         self.allocates = True
-        self.held = False  # copies are under way, for as long as this is set
+        self.held = False  # copies out of the memory of others are under way, for as long as this is set
+        self.filling = False  # copies into the memory here are
+        self.fails = False  # the device, when it is asked
         self.staged = 0  # copies in host memory
         self.memory: dict[int, tuple[int, mmap.mmap]] = {}  # by address: descriptor, mapping
         self.opened: dict[int, mmap.mmap] = {}
@@ -90,19 +86,19 @@ class FakeDevices:
     def close(self, device: int, address: int) -> None:
         self.opened.pop(address).close()
 
-    def fence(self, device: int) -> FakeFence:
-        return FakeFence()
+    def fence(self, device: int) -> object:
+        return object()
 
-    def open_fence(self, device: int, handle: bytes) -> Any:
-        assert FakeFence.handle == handle
-        return handle
+    def passed(self, device: int, fence: Any) -> bool:
+        if self.fails:
+            raise DeviceError("illegal address")
+        return not self.filling
 
     def fill(self, device: int, address: int, size: int, source: Any, fence: Any) -> None:
-        if source is not None:
-            assert size == len(source)
-            ctypes.memmove(address, bytes(source), size)
+        assert size == len(source)
+        ctypes.memmove(address, bytes(source), size)
 
-    def fetch(self, device: int, address: int, size: int, fence: Any, place: str) -> tuple[Any, Callable[[], bool]]:
+    def fetch(self, device: int, address: int, size: int, place: str) -> tuple[Any, Callable[[], bool]]:
         return bytearray(ctypes.string_at(address, size)), lambda: not self.held
 
     def stage(self, device: int, address: int, size: int, fence: Any) -> memoryview:
@@ -182,6 +178,7 @@ class Keeper(Actor):
         install()
         devices.in_use = in_use
         self.kept: list[OnDevice] = []
+        self.noted: list[str] = []
 
     @endpoint
     async def use(self, settings: dict[str, Any]) -> None:
@@ -223,6 +220,23 @@ class Keeper(Actor):
     @endpoint
     async def through(self, port: Port[Any], value: Any) -> None:
         port.send(value)
+
+    @endpoint
+    async def note(self, what: str) -> None:
+        self.noted.append(what)
+
+    @endpoint
+    async def note_value(self, value: OnDevice) -> None:
+        self.noted.append(f"{value.way} {value.data[0]}")
+
+    @endpoint
+    async def notes(self) -> list[str]:
+        return self.noted
+
+    @endpoint
+    async def send_notes(self, other: Any, numbers: int) -> None:
+        for number in range(numbers):
+            other.note_value.broadcast(OnDevice(bytes([number]) * 100_000))
 
     @endpoint
     async def send_on(self, other: Any, value: OnDevice) -> str:

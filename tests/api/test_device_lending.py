@@ -143,6 +143,73 @@ async def test_a_loan_lasts_until_the_copy_is_made(monarch_procs: MonarchProcs) 
     await all_back()
 
 
+async def test_messages_wait_for_their_bytes_in_their_place(monarch_procs: MonarchProcs, devices: FakeDevices) -> None:
+    """While the copy is being made the message does not leave, what was sent after it stays behind it, and the loop goes on."""
+    procs = monarch_procs(2)
+    keeper, other = procs.slice(procs=0).spawn("keeper", Keeper), procs.slice(procs=1).spawn("other", Keeper)
+    await until_lent(keeper)
+    await other.first.call_one()
+    devices.filling = True
+    for byte in range(3):
+        keeper.note_value.broadcast(value(byte))
+        keeper.note.broadcast(f"after {byte}")
+    keeper.note_value.broadcast(OnDevice(b"s" * 10))
+    large = keeper.echo.call_one(bytearray(5 * MIB))
+    assert [] == await other.notes.call_one()
+    await asyncio.sleep(0.05)
+    assert not large.done()
+    assert 3 == statistics_here()["loans"]
+    devices.filling = False
+    assert 5 * MIB == len(await large)
+    assert ["device 0", "after 0", "device 1", "after 1", "device 2", "after 2", "host 115"] == await keeper.notes.call_one()
+    await all_back()
+
+
+async def test_a_sender_that_dies_before_its_bytes_are_there(failures: list[MeshFailure], monarch_procs: MonarchProcs) -> None:
+    """The receiver never hears of that message, and waits for nothing."""
+    procs = monarch_procs(2)
+    sender, keeper = procs.slice(procs=0).spawn("sender", Keeper), procs.slice(procs=1).spawn("keeper", Keeper)
+    async with asyncio.timeout(10):
+        while "device" != await sender.send_on.call_one(keeper, value(1)):
+            pass
+    pid = await sender.pid.call_one()
+    await sender.use.call_one({"filling": True})
+    await sender.send_notes.call_one(keeper, 3)
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: failures)
+    async with asyncio.timeout(10):
+        while (await keeper.statistics.call_one())["mapped"]:
+            pass
+    assert [] == await keeper.notes.call_one()
+
+
+async def test_a_receiver_that_dies_before_the_bytes_are_there(
+    failures: list[MeshFailure], monarch_procs: MonarchProcs, devices: FakeDevices
+) -> None:
+    """What was held for it is let go."""
+    keeper = monarch_procs(1).spawn("keeper", Keeper)
+    await until_lent(keeper)
+    pid = await keeper.pid.call_one()
+    devices.filling = True
+    call = keeper.echo.call_one(value(1))
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorDied):
+        await call
+    del call
+    await all_back()
+
+
+async def test_a_device_that_fails(monarch_procs: MonarchProcs, devices: FakeDevices) -> None:
+    """What it had not copied yet fails at who would read it, by an error that says so."""
+    keeper = monarch_procs(1).spawn("keeper", Keeper)
+    await until_lent(keeper)
+    devices.fails = True
+    with pytest.raises(DecodeError, match=r"its bytes were on a device of the sender, which has failed: illegal address"):
+        await keeper.echo.call_one(value(1))
+    assert "small" == await keeper.echo.call_one("small")
+    await all_back()
+
+
 async def test_a_process_without_devices_is_asked_again(monarch_procs: MonarchProcs, caplog: pytest.LogCaptureFixture) -> None:
     """It is not made to use one by the question; nobody warns."""
     keeper = monarch_procs(1).spawn("keeper", Keeper, False)
@@ -382,6 +449,7 @@ async def test_a_question_that_is_lost_is_asked_again(monarch_procs: MonarchProc
     lost: list[Any] = []
     monkeypatch.setattr(DeviceLending, "_answered", lambda self, *answer: lost.append(answer))
     keeper = monarch_procs(1).spawn("keeper", Keeper)
+    await keeper.first.call_one()  # now there is a connection
     await keeper.echo.call_one(value(1))
     await until(lambda: lost)
     on_devices = lending_here().on_devices

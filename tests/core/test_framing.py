@@ -54,7 +54,7 @@ from monarch_async._core.framing import (
 from monarch_async.errors import ProtocolError
 from tests.core.mutate import mutant_count, mutants
 
-ON_DEVICE = [3, 1, 0, 70_000, 8 << 20, bytes(16), bytes(64), bytes(64)]
+ON_DEVICE = [3, 1, 0, 70_000, 8 << 20, bytes(16), bytes(64)]
 
 GOOD: list[list[Any]] = [
     [CALL, 2**63, "step", 5, -1, b"body"],

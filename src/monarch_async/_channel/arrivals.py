@@ -17,7 +17,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch_async._channel.devices import DeviceError
 from monarch_async._channel.parcels import pool
@@ -35,10 +35,10 @@ Given = Callable[[str, list[int]], None]
 class Arrival:
     """`size` bytes that were lent to this process, until they are taken. Has a length, as other buffers have."""
 
-    __slots__ = ("_arrivals", "_taken", "event", "handle", "number", "offset", "owner", "pid", "segment", "size", "uuid")
+    __slots__ = ("_arrivals", "_taken", "handle", "number", "offset", "owner", "pid", "segment", "size", "uuid")
 
     def __init__(self, arrivals: Arrivals, owner: str, loan: list[Any]) -> None:
-        self.number, self.segment, self.offset, self.size, _, self.uuid, self.handle, self.event = loan
+        self.number, self.segment, self.offset, self.size, _, self.uuid, self.handle = loan
         self.owner = owner
         self.pid = os.getpid()
         self._arrivals = arrivals
@@ -59,8 +59,8 @@ class Arrival:
         """The storage of a copy, on the device that `place` means here. Once. Raises `DeviceError`."""
         if self._taken:
             raise DeviceError("these bytes on a device have been taken before, and given back")
-        device, address, fence = self._arrivals.find(self)
-        storage, made = pool.devices.fetch(device, address + self.offset, self.size, fence, place)
+        device, address = self._arrivals.find(self)
+        storage, made = pool.devices.fetch(device, address + self.offset, self.size, place)
         self._taken = True
         self._arrivals.over(self, made)
         return storage
@@ -70,15 +70,11 @@ class Arrival:
             self._arrivals.over(self, None)
 
 
-class _Opened:
-    """A segment of another process, and what it has been recorded behind."""
+class _Opened(NamedTuple):
+    """A segment of another process, as it is here."""
 
-    __slots__ = ("address", "device", "fences")
-
-    def __init__(self, device: int, address: int) -> None:
-        self.device = device
-        self.address = address
-        self.fences: dict[int, Any] = {}  # by offset of the block
+    device: int
+    address: int
 
 
 class Arrivals:
@@ -109,7 +105,7 @@ class Arrivals:
         return arrival
 
     def attempt(self, owner: str, loan: list[Any]) -> None:
-        """See whether what is lent like this can be opened here. Raises `DeviceError`, and `RuntimeError` as torch does."""
+        """See whether what is lent like this can be opened here. Raises `DeviceError`."""
         arrival = Arrival(self, owner, loan)
         arrival._taken = True  # it is no loan
         self._mappings.look(arrival.key)
@@ -119,8 +115,8 @@ class Arrivals:
             self.drop(owner, arrival.segment, tell=False)
             raise
 
-    def find(self, arrival: Arrival) -> tuple[int, int, Any]:
-        """The device, address there of the segment, and fence of what has arrived. Raises `DeviceError`."""
+    def find(self, arrival: Arrival) -> tuple[int, int]:
+        """The device and address of the segment of what has arrived. Raises `DeviceError`."""
         devices = pool.devices
         key = arrival.key
         with self._opening:
@@ -130,10 +126,7 @@ class Arrivals:
                 if device is None:
                     raise DeviceError(f"this process does not see the device {_readable(arrival.uuid)} (CUDA_VISIBLE_DEVICES)")
                 opened = self._opened[key] = _Opened(device, devices.open(device, arrival.handle))
-            fence = opened.fences.get(arrival.offset)
-            if fence is None:
-                fence = opened.fences[arrival.offset] = devices.open_fence(opened.device, arrival.event)
-        return opened.device, opened.address, fence
+        return opened
 
     def over(self, arrival: Arrival, made: Callable[[], bool] | None) -> None:
         """It was taken, by a copy that may still be under way, or is wanted by nobody. In any thread, in the middle of anything."""
@@ -199,7 +192,6 @@ class Arrivals:
         def unmap() -> None:
             for found in opened:
                 if found is not None:
-                    found.fences.clear()
                     with contextlib.suppress(DeviceError):  # the device has failed, and with it the mapping is gone
                         pool.devices.close(found.device, found.address)
             if tell:

@@ -3,8 +3,8 @@
 Rules:
 
 * Nothing waits on the host but `stage`. A copy is queued on the stream that is current for the device in the calling thread, where the
-  caller's own work is; another stream, or another process, is made to wait on the device.
-* A stream that is being captured is left alone: neither a copy for another process nor what it waits for can be part of a graph.
+  caller's own work is.
+* A stream that is being captured is left alone: a copy for another process can't be part of a graph. Whoever calls `fill` has seen to that.
 """
 
 from __future__ import annotations
@@ -15,29 +15,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_async._channel.cuda_driver import driver
-from monarch_async._channel.devices import DeviceError, Fence
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Cuda", "bytes_of", "host_memory", "local_device", "refuse_capture"]
-
-
-class _Event:
-    """A fence: an event that other processes can open."""
-
-    __slots__ = ("event", "handle")
-
-    def __init__(self) -> None:
-        import torch
-
-        self.event: Any = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
-        self.handle = b""
-
-    def record(self, stream: Any) -> None:
-        self.event.record(stream)
-        if not self.handle:
-            self.handle = self.event.ipc_handle()
 
 
 class Cuda:
@@ -79,39 +61,31 @@ class Cuda:
     def close(self, device: int, address: int) -> None:
         driver().close(device, address)
 
-    def fence(self, device: int) -> Fence:
-        return _Event()
-
-    def open_fence(self, device: int, handle: bytes) -> Any:
+    def fence(self, device: int) -> Any:
         import torch
 
-        try:
-            return torch.cuda.Event.from_ipc_handle(torch.device("cuda", device), handle)  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            raise DeviceError(f"an event of another process can't be opened: {error}") from error
+        return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def fill(self, device: int, address: int, size: int, source: Any, fence: Fence) -> None:
+    def passed(self, device: int, fence: Any) -> bool:
+        return driver().finished(device, fence.cuda_event)
+
+    def fill(self, device: int, address: int, size: int, source: Any, fence: Any) -> None:
         import torch
 
-        assert isinstance(fence, _Event)
+        storage, start = source
         with torch.cuda.device(device):
-            refuse_capture()
             stream = torch.cuda.current_stream()
-            if fence.handle:  # what was there before may still be on its way into the memory
-                fence.event.wait(stream)
-            if source is not None:
-                storage, start = source
-                driver().copy(device, address, storage.data_ptr() + start, size, stream.cuda_stream)
+            fence.wait(stream)  # what was there before may still be on its way into the memory
+            driver().copy(device, address, storage.data_ptr() + start, size, stream.cuda_stream)
             fence.record(stream)
 
-    def fetch(self, device: int, address: int, size: int, fence: Any, place: str) -> tuple[Any, Callable[[], bool]]:
+    def fetch(self, device: int, address: int, size: int, place: str) -> tuple[Any, Callable[[], bool]]:
         import torch
 
         with torch.cuda.device(device):
             refuse_capture()
             stream = torch.cuda.current_stream()
             copy = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
-            fence.wait(stream)
             driver().copy(device, copy.data_ptr(), address, size, stream.cuda_stream)
             made: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             made.record(stream)
@@ -119,16 +93,15 @@ class Cuda:
             storage = copy.to(local_device(place), non_blocking=True).untyped_storage()
         return storage, lambda: driver().finished(device, made.cuda_event)
 
-    def stage(self, device: int, address: int, size: int, fence: Fence) -> memoryview:
+    def stage(self, device: int, address: int, size: int, fence: Any) -> memoryview:
         import torch
 
-        assert isinstance(fence, _Event)
         with torch.cuda.device(device):
             side = self._sides.get(device)
             if side is None:
                 side = self._sides[device] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             staged = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            fence.event.wait(side)
+            fence.wait(side)
             driver().copy(device, staged.data_ptr(), address, size, side.cuda_stream)
             side.synchronize()
         return memoryview(host_memory(staged.untyped_storage(), 0, size)).cast("B")

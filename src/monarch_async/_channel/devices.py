@@ -1,7 +1,6 @@
 """What lending on devices needs of the devices of this process: the seam to CUDA (`cuda`), so that all else can be run without it.
 
-A *fence* is an event: it is recorded behind what fills a piece of memory, and whoever reads that has its own work wait for it, on
-the device.
+A *fence* is an event: it is recorded behind what fills a piece of memory, and tells whether that has been done.
 """
 
 from __future__ import annotations
@@ -9,18 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["DeviceError", "Devices", "Fence"]
+__all__ = ["DeviceError", "Devices"]
 
 
 class DeviceError(Exception):
     """A device, or its driver, would not."""
-
-
-class Fence(Protocol):
-    """An event of this process. `handle` is how another one opens it; empty until it was recorded for the first time."""
-
-    @property
-    def handle(self) -> bytes: ...
 
 
 class Devices(Protocol):
@@ -53,17 +45,17 @@ class Devices(Protocol):
     def close(self, device: int, address: int) -> None:
         """Unmap what was opened. May wait for what the device is doing."""
 
-    def fence(self, device: int) -> Fence:
-        """A new one."""
+    def fence(self, device: int) -> Any:
+        """A new one, recorded behind nothing."""
 
-    def open_fence(self, device: int, handle: bytes) -> Any:
-        """One of another process."""
+    def passed(self, device: int, fence: Any) -> bool:
+        """Whether all is done that it was recorded behind."""
 
-    def fill(self, device: int, address: int, size: int, source: Any, fence: Fence) -> None:
-        """Copy a source of `size` bytes there (`None`: nothing), in order with the caller's work: behind `fence`, which it then records."""
+    def fill(self, device: int, address: int, size: int, source: Any, fence: Any) -> None:
+        """Copy a source of `size` bytes there, in order with the caller's work: behind `fence`, which it then records."""
 
-    def fetch(self, device: int, address: int, size: int, fence: Any, place: str) -> tuple[Any, Callable[[], bool]]:
+    def fetch(self, device: int, address: int, size: int, place: str) -> tuple[Any, Callable[[], bool]]:
         """A copy on the device that `place` means here, ready in order with the caller's work; and what tells whether it has been made."""
 
-    def stage(self, device: int, address: int, size: int, fence: Fence) -> memoryview:
+    def stage(self, device: int, address: int, size: int, fence: Any) -> memoryview:
         """A copy in host memory. Waits for it."""

@@ -1,8 +1,8 @@
 """The sender's half of messages on devices: a copy of a tensor's bytes in device memory that other processes can open, with its message.
 
 Whoever pickles a tensor on a device puts its bytes into a block of the process's `pool` (a copy on the device, not waited for) and
-hands out a *placeholder*: out-of-band memory of the right size, without content, that holds the `Parcel`. Whoever sends the message either
-lends the block (`_runtime/device_lending`), or asks for the bytes (`settled`), which are then copied to host memory.
+hands out a *placeholder*: out-of-band memory of the right size, without content, that holds the `Parcel`. Whoever sends the message
+either lends the block (`_runtime/device_lending`), or asks for the bytes (`settled`), which are then copied to host memory.
 
 Rules:
 
@@ -101,7 +101,8 @@ class ParcelPool:
                 raise MemoryError(f"{parcel}; the option cuda_ipc='always' forbids to go by host memory")
             self.why_not = parcel
             return None
-        self._fill(parcel, source)
+        block = parcel.block
+        self.devices.fill(device, self._address(block), size, source, block.fence)
         memory = placeholder(size)
         memory.parcel = parcel
         return memory
@@ -109,19 +110,20 @@ class ParcelPool:
     def sample(self, device: int) -> Parcel | str:
         """Something to try to open, or why there is nothing. Nothing was written to it."""
         try:
-            parcel = self._parcel(device, PROBE)
-            if not isinstance(parcel, str):
-                self._fill(parcel, None)
-        except (DeviceError, RuntimeError) as error:  # what torch raises of a device is the latter
+            return self._parcel(device, PROBE)
+        except DeviceError as error:
             return str(error)
-        return parcel
 
     def describe(self, parcel: Parcel) -> list[Any]:
-        """All that is needed to open it: segment, offset, size, bytes of the segment, UUID, handles of the segment and of the fence."""
+        """All that is needed to open it: segment, offset, size, bytes of the segment, UUID of the device, the segment's handle."""
         block = parcel.block
-        segment, fence = block.segment, block.fence
-        uuid = self.devices.uuid(segment.device)
-        return [segment.number, block.offset, parcel.size, segment.size, uuid, self._handles[segment.number], fence.handle]
+        segment = block.segment
+        return [segment.number, block.offset, parcel.size, segment.size, self.devices.uuid(segment.device), self._handles[segment.number]]
+
+    def filled(self, parcel: Parcel) -> bool:
+        """Whether its bytes are there. Raises `DeviceError` if they never will be."""
+        block = parcel.block
+        return self.devices.passed(block.segment.device, block.fence)
 
     def stage(self, parcel: Parcel) -> memoryview:
         """Its bytes in host memory."""
@@ -207,10 +209,6 @@ class ParcelPool:
 
     def _address(self, block: DeviceBlock) -> int:
         return self._addresses[block.segment.number] + block.offset
-
-    def _fill(self, parcel: Parcel, source: Any) -> None:
-        block = parcel.block
-        self.devices.fill(block.segment.device, self._address(block), parcel.size, source, block.fence)
 
     def _parcel(self, device: int, size: int) -> Parcel | str:
         bound = min(self.limit, self.devices.memory_of(device) // 8)

@@ -149,8 +149,8 @@ _kinds_by_signature = {
 }
 _NONE: frozenset[int] = frozenset()
 _CHECKED = frozenset((LENT, DEVICE_ASK))
-_ON_DEVICE = (int, int, int, int, int, bytes, bytes, bytes)
-"""A loan on a device: number, segment, offset, size, the segment's size, UUID of the device, handles of segment and event."""
+_ON_DEVICE = (int, int, int, int, int, bytes, bytes)
+"""A loan on a device: number, segment, offset, size, the segment's size, UUID of the device, the segment's handle."""
 
 PRELUDE = struct.Struct("<BBHIQQQ")
 

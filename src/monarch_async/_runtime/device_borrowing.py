@@ -74,7 +74,7 @@ class DeviceBorrowing:
         else:
             try:
                 self.arrivals.attempt(self._runtime.peer_of(link).address.uid, loan)
-            except (DeviceError, RuntimeError) as error:  # what torch raises of a device is the latter
+            except DeviceError as error:
                 why = str(error)
             else:
                 verdict = YES

@@ -1,9 +1,13 @@
 """Tensors on CUDA devices between processes of one host: their bytes are lent in device memory, and only a small message travels.
 
 Theory. Pickling copies the tensor, on its device and in order with the caller's work, into a block of memory that was allocated to be
-exported, and records an event behind the copy (`_channel/parcels`). The receiver opens the memory, has its own work wait for the event,
-and copies from it into a tensor of its own, in order with its own work (`_channel/arrivals`). When that copy has been made it says so
-(DEVICE_RETURNED), and the block is used again. Neither side waits on the host; what arrives belongs to the receiver alone.
+exported (`_channel/parcels`). The message is held in its place on the link until the copy has been made, which the loop looks at now and
+then. The receiver opens the memory and copies from it into a tensor of its own, in order with its own work (`_channel/arrivals`). When that
+has been done it says so (DEVICE_RETURNED), and the block is used again. Neither side waits on the host; what arrives belongs to the
+receiver alone.
+
+Why the message waits, and not the receiver's stream, for an event that both processes know: a sender that is killed before its device came
+to make the copy would leave that stream waiting for ever. And CUDA keeps such events in named shared memory.
 
 Whether a process can open memory of a device is found out by trying, once for each device: the first message with a tensor of it goes
 by host memory, and with it the question goes out (DEVICE_ASK), with something to open. Who uses no device yet answers NOT_YET, and is
@@ -26,9 +30,11 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from monarch_async._channel.devices import DeviceError
 from monarch_async._channel.parcels import LEAST, Parcel, device_of, parcel_of, pool
 from monarch_async._core.codec import Buffers
 from monarch_async._core.framing import (
+    BODY_FIELD,
     CALL,
     DEVICE_ANSWER,
     DEVICE_ASK,
@@ -40,7 +46,9 @@ from monarch_async._core.framing import (
     pack_message,
 )
 from monarch_async._runtime.device_borrowing import NOT_YET, YES, DeviceBorrower
+from monarch_async._runtime.leases import undecodable
 from monarch_async._runtime.link import Link
+from monarch_async._runtime.outgoing import Held
 from monarch_async._runtime.peer import Peer
 from monarch_async.errors import ChannelError
 
@@ -50,6 +58,8 @@ AGE = 5.0
 """Every so many seconds it is looked which device memory has not been used for as long."""
 AGAIN = 10.0
 """After so many seconds without an answer a process is asked again."""
+QUICKLY, SELDOM = 0.0005, 0.002
+"""Whether copies have been made is looked at in every iteration of the loop for so many seconds, and then every so many."""
 _LENT = frozenset((CALL, REPLY, PORT))
 
 
@@ -72,6 +82,17 @@ class Split(NamedTuple):
         return merged
 
 
+class _Waiting(NamedTuple):
+    """A message that is held until the bytes that it lends are there."""
+
+    held: Held
+    link: Link
+    uid: str
+    message: list[Any]
+    parcels: list[Parcel]
+    lent: list[list[Any]]
+
+
 class DeviceLending:
     """Lends on devices for one runtime. Used from its loop."""
 
@@ -81,6 +102,9 @@ class DeviceLending:
         self._asked: dict[tuple[str, int], float] = {}  # processes and devices without an answer yet, and until when it is waited for
         self._refusals: dict[tuple[str, int], str] = {}  # why one can't open the memory of a device
         self._known: set[str] = set()  # processes that were shown any
+        self._waiting: list[_Waiting] = []
+        self._looking: asyncio.Handle | None = None  # at those, soon
+        self._looked_since = 0.0
         self._aging: asyncio.TimerHandle | None = None
         self._warned = False
         self._closed = False
@@ -126,16 +150,73 @@ class DeviceLending:
 
     def take_back(self, peer: Peer, lent: list[list[Any]]) -> None:
         """They are not told after all."""
-        pool.returned(peer.address.uid, [loan[0] for loan in lent])
+        _take_back(peer.address.uid, lent)
+
+    def hold(self, link: Link, message: list[Any], packed: bytes, split: Split, lent: list[list[Any]]) -> bytes | Held:
+        """The message that lends, as it is if the bytes are there already; else it is held until they are."""
+        waiting = _Waiting(
+            Held(packed),
+            link,
+            self._runtime.peer_of(link).address.uid,
+            message,
+            [parcel for parcel in split.parcels if parcel is not None],
+            lent,
+        )
+        if self._is_ready(waiting):
+            return waiting.held.packed
+        if not self._waiting:
+            self._looked_since = self._runtime.loop.time()
+        self._waiting.append(waiting)
+        if self._looking is None:
+            self._looking = self._runtime.loop.call_soon(self._look)
+        return waiting.held
 
     def close(self) -> None:
         """Lend nothing more. What is on loan stays as it is."""
-        self._closed = True
         if self._aging is not None:
             self._aging.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The loop is gone, or about to be."""
+        self._closed = True
+        self._waiting.clear()
         if self._grown in pool.grown:
             pool.grown.remove(self._grown)
         pool.close(self._known)
+
+    def _is_ready(self, waiting: _Waiting) -> bool:
+        try:
+            waiting.held.ready = all(pool.filled(parcel) for parcel in waiting.parcels)
+        except DeviceError as error:
+            message = waiting.message
+            message[BODY_FIELD[message[0]]] = undecodable(f"its bytes were on a device of the sender, which has failed: {error}")
+            _take_back(waiting.uid, waiting.lent)
+            waiting.held.packed = pack_message(message)
+            waiting.held.ready = True
+        return waiting.held.ready
+
+    def _look(self) -> None:
+        self._looking = None
+        waiting, self._waiting = self._waiting, []
+        links: dict[Link, None] = {}
+        for one in waiting:
+            if one.link.ended:  # nobody has been told, nor will be
+                _take_back(one.uid, one.lent)
+            elif self._is_ready(one):
+                links[one.link] = None
+            else:
+                self._waiting.append(one)
+        for link in links:
+            link.go_on()
+        if self._waiting and not self._closed:
+            loop = self._runtime.loop
+            if links:
+                self._looked_since = loop.time()
+            soon = loop.time() - self._looked_since < QUICKLY
+            self._looking = loop.call_soon(self._look) if soon else loop.call_later(SELDOM, self._look)
 
     def _ask(self, peer: Peer, link: Link, device: int) -> None:
         key = (peer.address.uid, device)
@@ -232,3 +313,7 @@ def keep_parcels(buffers: Buffers) -> bool:
 def _devices(buffers: Sequence[memoryview]) -> frozenset[int]:
     found = {device_of(view) for view in buffers}
     return frozenset(device for device in found if device is not None)
+
+
+def _take_back(uid: str, lent: Sequence[list[Any]]) -> None:
+    pool.returned(uid, [loan[0] for loan in lent])

@@ -35,7 +35,7 @@ from monarch_async._core.framing import BODY_FIELD, LENT, RETIRED, RETURNED, UNS
 from monarch_async._runtime.borrowing import Borrower, Borrowing
 from monarch_async._runtime.device_lending import DeviceLending, keep_parcels
 from monarch_async._runtime.link import INLINE, Link
-from monarch_async._runtime.outgoing import MAX_SMALL
+from monarch_async._runtime.outgoing import MAX_SMALL, Held
 from monarch_async._runtime.peer import Peer
 
 __all__ = ["THRESHOLD", "Lending"]
@@ -86,6 +86,7 @@ class Lending:
         """The loop is gone, or about to be."""
         self._closed = True
         self.borrowing.abandon()
+        self.on_devices.abandon()
 
     def offer(self, peer: Peer, link: Link) -> None:
         """From now on what is sent over `link` to a process of this host may be lent."""
@@ -108,7 +109,7 @@ class Lending:
             buffers[index] = block.view()[offset : offset + size]
         return True
 
-    def _lend(self, link: Link, message: list[Any], body: bytes, buffers: Sequence[memoryview]) -> bytes | None:
+    def _lend(self, link: Link, message: list[Any], body: bytes, buffers: Sequence[memoryview]) -> bytes | Held | None:
         inbox = self.borrowing.inbox
         if inbox is None or not link.connections or not _rides(body, buffers):
             return None
@@ -148,7 +149,7 @@ class Lending:
         tenant.loans.update(numbered)
         if self._aging is None:
             self._start_aging()
-        return packed
+        return packed if split is None or lent is None else self.on_devices.hold(link, message, packed, split, lent)
 
     def _placed(self, body: bytes, buffers: Sequence[memoryview]) -> list[tuple[Block, int, int]] | str:
         """Where the parts are, first the body if it is large: block, offset in it, size. Or why they can't be put anywhere."""

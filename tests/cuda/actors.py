@@ -155,6 +155,11 @@ class OnGpu(Actor):
         return os.getpid()
 
     @endpoint
+    async def lends(self) -> bool:
+        """Whether it has set memory aside for tensors of 4 MiB, which it does when some process can open it."""
+        return any(segment.block_size == 4 << 20 for segment in pool._ledger.segments.values())
+
+    @endpoint
     async def statistics(self) -> dict[str, int]:
         (runtime,) = runtimes()
         return {**statistics_here(), "mapped": len(runtime.lending.borrowing.on_devices.arrivals)}

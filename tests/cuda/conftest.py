@@ -20,10 +20,7 @@ from tests.cuda.actors import OnGpu, count_fetches, fetches
 def device_in_use() -> Iterator[None]:
     """What CUDA opens with the first use of each kind is there before a test looks at what it leaves behind."""
     if torch.cuda.is_available():
-        event: Any = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
         torch.ones(1 << 20, device="cuda").cpu().pin_memory()
-        event.record()
-        event.ipc_handle()
         torch.cuda.synchronize()
         count_fetches()
     yield

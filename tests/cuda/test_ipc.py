@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from monarch_async import MeshFailure, configure
+from monarch_async import ActorDied, MeshFailure, configure
 from monarch_async._channel.parcels import pool
 from monarch_async._runtime import device_lending
 from monarch_async.options import Options
@@ -147,7 +147,7 @@ async def test_what_is_changed_later_does_not_show(gpu_actors: Start) -> None:
 
 
 async def test_in_order_with_the_streams_of_the_sender(gpu_actors: Start) -> None:
-    """What is sent on a busy side stream is what that stream will have made of it, and neither the send nor the answer waits for it."""
+    """What is sent on a busy side stream is what that stream will have made of it; nothing here waits for it but the message."""
     actor = await gpu_actors()
     tensor = torch.zeros(4 * MIB, device="cuda")
     await actor.keep.call_one(tensor)  # now there is a block of the size
@@ -162,13 +162,15 @@ async def test_in_order_with_the_streams_of_the_sender(gpu_actors: Start) -> Non
         call = actor.keep.call_one(tensor)
         tensor.fill_(8)
         took = time.monotonic() - started
-        busy = not side.query()
-    await call
-    answered_early = not side.query()
-    assert busy, f"the send took {took:.3f} s, which is as long as the stream is busy"
-    assert answered_early, "the answer came only when the copy was made"
+    assert not side.query(), f"the send took {took:.3f} s, which is as long as the stream is busy"
+    longest = 0.0
+    while not call.done():
+        before = time.monotonic()
+        await asyncio.sleep(0.005)
+        longest = max(longest, time.monotonic() - before)
+    assert side.query(), "it arrived before its bytes"
+    assert longest < 0.2, f"the loop stood still for {longest:.3f} s"
     assert [7.0] == await actor.firsts.call_one() == await actor.lasts.call_one()
-    side.synchronize()
     await all_back()
 
 
@@ -248,7 +250,7 @@ async def test_a_dead_sender(failures: list[MeshFailure], gpu_actors: Start) -> 
     actors = await gpu_actors(2)
     sender, keeper = actors.slice(procs=0), actors.slice(procs=1)
     async with asyncio.timeout(20):
-        while (await sender.statistics.call_one())["bytes"] == 0:  # until it lends
+        while not await sender.lends.call_one():
             await sender.send_on.call_one(keeper, MIB, 0.0)
     await keeper.drop.call_one()
     await keeper.keep_busy.call_one(2 * LONG)
@@ -262,6 +264,27 @@ async def test_a_dead_sender(failures: list[MeshFailure], gpu_actors: Start) -> 
     async with asyncio.timeout(20):
         while (await keeper.statistics.call_one())["mapped"] > mine:
             pass
+    tensor = torch.arange(MIB, device="cuda")
+    same(tensor, await keeper.echo.call_one(tensor))
+
+
+async def test_a_sender_that_dies_before_its_bytes_are_there(failures: list[MeshFailure], gpu_actors: Start) -> None:
+    """Killed while its own device is still busy with what comes first: the receiver hears nothing of the message, and waits for nothing."""
+    actors = await gpu_actors(2)
+    sender, keeper = actors.slice(procs=0), actors.slice(procs=1)
+    async with asyncio.timeout(20):
+        while not await sender.lends.call_one():
+            await sender.send_on.call_one(keeper, MIB, 0.0)
+    await keeper.drop.call_one()
+    pid = await sender.pid.call_one()
+    await sender.keep_busy.call_one(10 * LONG)
+    call = sender.send_on.call_one(keeper, MIB, 1.0)
+    await asyncio.sleep(0.3)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorDied):
+        await call
+    assert 1000.0 == await keeper.works.call_one()
+    assert [] == await keeper.firsts.call_one()
     tensor = torch.arange(MIB, device="cuda")
     same(tensor, await keeper.echo.call_one(tensor))
 

@@ -69,9 +69,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 class Driver:
     """See the module's text. Everything raises `DeviceError`."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "libcuda.so.1") -> None:
         try:
-            library = ctypes.CDLL("libcuda.so.1")
+            self.library = library = ctypes.CDLL(name)
             self._calls: dict[str, Any] = {name: getattr(library, name) for name in _SIGNATURES}
             # The second version names parts of a device (MIG) apart; drivers from before it know no such parts by UUID.
             self._uuid_of = getattr(library, "cuDeviceGetUuid_v2", None) or library.cuDeviceGetUuid

@@ -202,12 +202,14 @@ class DeviceLending:
         self._looking = None
         waiting, self._waiting = self._waiting, []
         links: dict[Link, None] = {}
+        blocked: set[Link] = set()  # those behind the first one wait for it anyway
         for one in waiting:
             if one.link.ended:  # nobody has been told, nor will be
                 _take_back(one.uid, one.lent)
-            elif self._is_ready(one):
+            elif one.link not in blocked and self._is_ready(one):
                 links[one.link] = None
             else:
+                blocked.add(one.link)
                 self._waiting.append(one)
         for link in links:
             link.go_on()

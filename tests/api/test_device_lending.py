@@ -405,6 +405,14 @@ async def test_what_can_not_be_opened_after_all_fails_alone(monarch_procs: Monar
     assert value(2, 3 * MIB) == await keeper.echo.call_one(value(2, 3 * MIB))
 
 
+def test_unknown_ways_are_refused() -> None:
+    """With those that there are."""
+    with pytest.raises(ValueError, match="option 'cuda_ipc' must be one of auto, always, never, not 'sometimes'"):
+        Options(cuda_ipc="sometimes")
+    with pytest.raises(ValueError, match="option 'cuda_ipc_bytes' must be positive, got 0"):
+        Options(cuda_ipc_bytes=0)
+
+
 @pytest.fixture
 def mode(request: pytest.FixtureRequest) -> Iterator[str]:
     """For runtimes that are started from now on. Ask for it before any place."""

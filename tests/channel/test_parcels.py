@@ -86,14 +86,18 @@ def test_a_copy_that_fails_gives_its_block_back(own: ParcelPool, devices: FakeDe
 
 
 def test_what_can_not_be_exported_is_freed(own: ParcelPool, devices: FakeDevices, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on devices that can't share memory at all; the reason is known."""
+    """As on devices that can't share memory at all; the reason is known, and it is not tried again."""
+    tried: list[int] = []
 
     def export(device: int, address: int) -> bytes:
+        tried.append(address)
         raise DeviceError("not supported")
 
     monkeypatch.setattr(devices, "export", export)
-    assert own.pack(0, bytes(MIB), MIB) is None
-    assert "device 0 gives no 8388608 bytes that can be exported: not supported" == own.why_not
+    for _ in range(2):
+        assert own.pack(0, bytes(MIB), MIB) is None
+        assert "memory of device 0 can't be shared with other processes: not supported" == own.why_not == own.sample(0)
+    assert 1 == len(tried)
     assert not devices.memory
 
 

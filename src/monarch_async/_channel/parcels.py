@@ -83,6 +83,7 @@ class ParcelPool:
         self._ledger = Ledger()
         self._lock = threading.Lock()
         self._takers: dict[int, set[str]] = {}  # by device: processes that can open its memory
+        self._unable: dict[int, str] = {}  # devices whose memory can't be exported, and why
         self._addresses: dict[int, int] = {}  # of segments
         self._handles: dict[int, bytes] = {}
         self._unheld: deque[DeviceBlock] = deque()  # parcels end in any thread, while garbage is collected too: to let go is one append
@@ -211,6 +212,8 @@ class ParcelPool:
         return self._addresses[block.segment.number] + block.offset
 
     def _parcel(self, device: int, size: int) -> Parcel | str:
+        if device in self._unable:
+            return self._unable[device]
         bound = min(self.limit, self.devices.memory_of(device) // 8)
         with self._lock:
             self._collect()
@@ -227,16 +230,20 @@ class ParcelPool:
 
     def _allocate(self, wanted: Wanted) -> DeviceBlock | str:
         number, device, size = wanted
-        address = 0
         try:
             address = self.devices.allocate(device, size)
-            handle = self.devices.export(device, address)
         except DeviceError as error:
-            if address:
-                self.devices.free(device, address)
             with self._lock:
                 self._ledger.failed(number)
-            return f"device {device} gives no {size} bytes that can be exported: {error}"
+            return f"device {device} gives no {size} bytes: {error}"
+        try:
+            handle = self.devices.export(device, address)
+        except DeviceError as error:
+            self.devices.free(device, address)
+            with self._lock:
+                self._ledger.failed(number)
+            self._unable[device] = why = f"memory of device {device} can't be shared with other processes: {error}"
+            return why
         with self._lock:
             self._addresses[number], self._handles[number] = address, handle
             block = self._ledger.allocated(number)

@@ -313,7 +313,8 @@ def keep_parcels(buffers: Buffers) -> bool:
 
 
 def _devices(buffers: Sequence[memoryview]) -> frozenset[int]:
-    found = {device_of(view) for view in buffers}
+    """Those of buffers that could be lent."""
+    found = {device_of(view) for view in buffers if view.nbytes >= LEAST}
     return frozenset(device for device in found if device is not None)
 
 

@@ -36,7 +36,7 @@ if importlib.util.find_spec("uvloop") is not None:
 
 # Folders and files of tests whose subject is in other processes.
 ELSEWHERE = {"tensor", "observe", "console", "test_lending_tensors", "test_shared", "test_rdma", "test_rdma_ends", "test_rdma_errors"}
-ELSEWHERE |= {"hosts"}
+ELSEWHERE |= {"hosts", "cuda", "test_device_lending"}
 
 # What a driver opens once for a process, and never closes.
 KEPT_BY_DRIVERS = (r"/dev/nvidia",)

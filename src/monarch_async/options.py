@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Self
 
-__all__ = ["RDMA_BACKENDS", "Options"]
+__all__ = ["CUDA_IPC", "RDMA_BACKENDS", "Options"]
 
 MiB = 1 << 20
 RDMA_BACKENDS = ("auto", "local", "cma", "segment", "ucx", "tcp")
 """Ways to copy to and from an `RDMABuffer`, in the order in which they are tried; ``auto``: the first that can."""
+
+CUDA_IPC = ("auto", "always", "never")
+"""Whether tensors on CUDA devices are lent between processes of one host: where it can be done, or else it is an error, or not at all."""
 
 
 class _Settings(NamedTuple):
@@ -24,6 +27,11 @@ class _Settings(NamedTuple):
     segment_bytes: int = 16 * 1024 * MiB
     """Shared memory that one process may have for what it sends to others of its host; in any case no more than half of the machine's. What
     finds no room takes the socket."""
+    cuda_ipc: str = "auto"
+    """Whether tensors on CUDA devices go to other processes of the host by CUDA IPC, of `CUDA_IPC`. With ``auto`` they go by host memory
+    where that can't be; with ``always`` such a message is refused."""
+    cuda_ipc_bytes: int = 4096 * MiB
+    """Memory on each CUDA device that one process may have for that, beside torch's own; never more than an eighth of the device's."""
     max_frame: int = 8 * 1024 * MiB
     """The largest message, arguments and buffers together."""
     handshake_bytes: int = 4096
@@ -86,6 +94,8 @@ class Options(_Settings):
                 raise TypeError(f"unknown option {name!r}; known are {', '.join(sorted(cls._fields))}")
         if (backend := settings.get("rdma_backend", "auto")) not in RDMA_BACKENDS:
             raise ValueError(f"option 'rdma_backend' must be one of {', '.join(RDMA_BACKENDS)}, not {backend!r}")
+        if (ipc := settings.get("cuda_ipc", "auto")) not in CUDA_IPC:
+            raise ValueError(f"option 'cuda_ipc' must be one of {', '.join(CUDA_IPC)}, not {ipc!r}")
         for name, value in settings.items():
             if not isinstance(value, bool | str) and value <= 0:
                 raise ValueError(f"option {name!r} must be positive, got {value!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import ctypes
 import gc
 import pickle
 import sys
@@ -172,3 +173,35 @@ def test_install_on_import(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(4):
         codec.dumps(1)
     assert [False, True] == calls
+
+
+class Elsewhere:
+    """Its bytes are not where it is, but for who wants all of them in the body."""
+
+
+def test_a_buffer_may_stand_for_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a copy within this process it arrives as what its exporter says, uncopied; the reducer is told what is wanted of it."""
+    seen: list[tuple[bool, bool]] = []
+    here = object()
+
+    def reduce(obj: Elsewhere) -> tuple[Any, ...]:
+        scope = codec.message_scope()
+        seen.append((scope.local, scope.whole))
+        memory: Any = (ctypes.c_ubyte * codec.OUT_OF_BAND)()
+        memory.__here__ = here
+        return _same, (pickle.PickleBuffer(memory),)
+
+    codec.register_reducer(Elsewhere, reduce)
+    try:
+        assert codec.copy_value(Elsewhere()) is here
+        body, buffers = codec.dumps(Elsewhere())
+        assert bytearray(codec.OUT_OF_BAND) == codec.loads(body, [bytearray(view) for view in buffers])
+        assert codec.OUT_OF_BAND == len(codec.loads(codec.dumps_whole(Elsewhere())))
+        assert [(True, False), (False, False), (False, False), (False, True)] == seen
+        assert codec.copy_value([Elsewhere(), bytearray(codec.OUT_OF_BAND)])[0] is here
+    finally:
+        del codec._reducers[Elsewhere], codec._table[Elsewhere]
+
+
+def _same(value: Any) -> Any:
+    return value

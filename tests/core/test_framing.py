@@ -17,6 +17,11 @@ from monarch_async._core.framing import (
     CLOSED,
     CREDIT,
     CREDIT_FOR,
+    DEVICE_ANSWER,
+    DEVICE_ASK,
+    DEVICE_DROP,
+    DEVICE_DROPPED,
+    DEVICE_RETURNED,
     FAIL,
     GATE,
     INTRODUCE,
@@ -47,6 +52,8 @@ from monarch_async._core.framing import (
 )
 from monarch_async.errors import ProtocolError
 from tests.core.mutate import mutant_count, mutants
+
+ON_DEVICE = [3, 1, 0, 70_000, 8 << 20, bytes(16), bytes(64)]
 
 GOOD: list[list[Any]] = [
     [CALL, 2**63, "step", 5, -1, b"body"],
@@ -79,6 +86,13 @@ GOOD: list[list[Any]] = [
     [RETIRED, [2]],
     [UNSEEN, [2]],
     [RECALLED, ["session"], [2]],
+    [LENT, [CALL, 7, "put", 8, 0, b"body", None], [[1, 2, 4096, 8192]], [[0, 0, 8192], [1, 0, 70_000]], False, [ON_DEVICE]],
+    [LENT, [REPLY, 8, b""], [[1, 2, 0, 4096]], [[0, 0, 4096]], True, []],
+    [DEVICE_ASK, ON_DEVICE],
+    [DEVICE_ANSWER, bytes(16), 0, "it does not see the device"],
+    [DEVICE_RETURNED, [3]],
+    [DEVICE_DROP, [1]],
+    [DEVICE_DROPPED, [1]],
 ]
 
 BAD: list[Any] = [
@@ -130,6 +144,15 @@ BAD: list[Any] = [
     [RETIRED, b"x"],
     [UNSEEN, b"x"],
     [RECALLED, [2]],
+    [LENT, [REPLY, 8, b"x"], [], [[0, 0, 70_001]], False, [ON_DEVICE]],
+    [LENT, [REPLY, 8, b"x"], [], [[1, 0, 1]], False, [ON_DEVICE]],
+    [LENT, [REPLY, 8, b"x"], [], [[0, 0, 1]], False, [[3, 1, 0, 70_000]]],
+    [LENT, [REPLY, 8, b"x"], [], [], False, ["loan"]],
+    [DEVICE_ASK, ON_DEVICE[:-1]],
+    [DEVICE_ASK, [*ON_DEVICE[:2], 8 << 20, *ON_DEVICE[3:]]],
+    [DEVICE_ASK, [*ON_DEVICE[:2], -1, *ON_DEVICE[3:]]],
+    [DEVICE_ANSWER, "uuid", 0, ""],
+    [DEVICE_DROP, 1],
 ]
 
 

@@ -35,20 +35,21 @@ LAYERS: dict[str, list[str]] = {
     "L0": words("errors ids points shape clock options health restart instrument"),
     "L1": inside(
         "_core",
-        """events lines binding stories views lifting parts codec faults framing handshake session poly1305 seal reader order intensity
-        instructions supervision_states supervision""",
+        """events lines binding stories views lifting parts codec device_ledger faults framing handshake session poly1305 seal reader order
+        intensity instructions supervision_states supervision""",
     ),
     "L2": inside(
         "_channel",
-        """base pool keys tls stream pieces dial tensors torch_hook address segment memory cma fabric block blocks descriptors gifts""",
+        """base pool keys tls stream pieces dial devices cuda_driver cuda parcels arrivals tensors torch_hook address segment memory cma
+        fabric block blocks descriptors gifts""",
     ),
     "L3": inside(
         "_runtime",
         """linux fdwire tasks pulse stacks config start jobfile loops history ages context answer thread child forked zygote
-        launcher outgoing link room lane peer tree leases borrowing tenant lending local origin debt waits suspects behavior resumed life
-        cell chains roster absent output serving supervisor restarts retrying visiting inspecting connect branch lives runtime
-        current stepping remote_pdb debug control service copying buffers direct data ucx transfers broker fanout health agent
-        bootstrap attach worker client watchdog proc""",
+        launcher outgoing link room lane peer tree leases device_borrowing borrowing tenant device_lending lending local
+        origin debt waits suspects behavior resumed life cell chains roster absent output serving supervisor restarts
+        retrying visiting inspecting connect branch lives runtime current stepping remote_pdb debug control service
+        copying buffers direct data ucx transfers broker fanout health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
         """supervise ambient shared peering value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members
@@ -103,7 +104,7 @@ OPTIONAL = {"aiohttp", "cloudpickle", "cupy", "numpy", "opentelemetry", "prometh
 """What may be imported inside a function, because it may be missing or take long."""
 
 TORCH_PACKAGES = {"tensor", "parallel"}
-TORCH_MODULES = {"_channel.tensors"}
+TORCH_MODULES = {"_channel.cuda", "_channel.tensors"}
 
 
 @dataclass(frozen=True)

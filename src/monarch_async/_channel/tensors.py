@@ -12,8 +12,9 @@ Rules:
   the stretches that the first pass found joined. Tensors that overlap nowhere don't share memory at the receiver.
 * Values, dtype, sizes, strides (unless packed), `requires_grad` of leaves, Python attributes, and `nn.Parameter` are kept.
   `grad` and hooks are not sent. The result of a computation arrives detached: autograd does not cross processes.
-* CUDA tensors go by a copy in host memory and return to the device of the same index, to the current one where there is no such index, or
-  stay on the CPU where the receiver has no CUDA.
+* CUDA tensors go by a copy on their device where the receiver can open that (`parcels`), else in host memory, and return to the device
+  of the same index, to the current one where there is no such index, or stay on the CPU where the receiver has no CUDA. Within this
+  process they are copied on the device.
 * Sparse, quantised, nested and meta tensors, other devices, and subclasses go by torch's own `__reduce_ex__`; the storages in
   those are ours again, so that `torch.save` is never called.
 * What arrives is writable, unless the receiver's buffer is not: then, and where it is badly aligned, the block is copied.
@@ -21,7 +22,6 @@ Rules:
 
 from __future__ import annotations
 
-import ctypes
 import math
 import pickle
 import sys
@@ -29,6 +29,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch_async._channel.arrivals import Arrival
+from monarch_async._channel.cuda import bytes_of, host_memory, local_device, refuse_capture
+from monarch_async._channel.parcels import placeholder, pool
 from monarch_async._core import codec
 
 if TYPE_CHECKING:
@@ -189,21 +192,37 @@ def _pack(data: torch.Tensor) -> torch.Tensor:
 
 
 def _reduce_block(block: _Block) -> tuple[Any, ...]:
+    if block.reduced is None:
+        storage, start = block.storage, block.base
+        size = block.end - start
+        if storage.device.type == "cuda":
+            buffer = pickle.PickleBuffer(_off_device(storage, start, size))
+            block.reduced = (_rebuild_block, (buffer, str(storage.device)))
+        else:
+            block.reduced = (_rebuild_block, (pickle.PickleBuffer(host_memory(storage, start, size)),))
+    return block.reduced
+
+
+def _off_device(storage: torch.UntypedStorage, start: int, size: int) -> Any:
+    """An object with the buffer protocol for bytes on a device, which may change from now on."""
     import torch
 
-    if block.reduced is None:
-        storage, start, device = block.storage, block.base, ""
-        if storage.device.type == "cuda":
-            device = str(storage.device)
-            stretch = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (block.end - start,), (1,))
-            staged = torch.empty(stretch.shape, dtype=torch.uint8, pin_memory=True)  # from pinned memory, which is kept and used again
-            storage, start = staged.copy_(stretch).untyped_storage(), 0
-        size = block.end - block.base
-        memory = (ctypes.c_ubyte * size).from_address(storage.data_ptr() + start)
-        memory.storage = storage  # type: ignore[attr-defined]  # whoever holds a view of the memory holds the storage
-        buffer = pickle.PickleBuffer(memory)
-        block.reduced = (_rebuild_block, (buffer, device) if device else (buffer,))
-    return block.reduced
+    scope = codec.message_scope()
+    index = storage.device.index
+    with torch.cuda.device(index):
+        refuse_capture()
+    if scope.local and size >= codec.OUT_OF_BAND:
+        memory = placeholder(size)
+        memory.__here__ = bytes_of(storage, start, size).clone().untyped_storage()
+        return memory
+    if not (scope.local or scope.whole):
+        memory = pool.pack(index, (storage, start), size)
+        if memory is not None:
+            return memory
+    staged = torch.empty(size, dtype=torch.uint8, pin_memory=True)  # from pinned memory, which is kept and used again
+    memory = host_memory(staged.copy_(bytes_of(storage, start, size)).untyped_storage(), 0, size)
+    memory.cuda_device = index
+    return memory
 
 
 def _reduce_untyped(storage: torch.UntypedStorage) -> tuple[Any, ...]:
@@ -251,16 +270,26 @@ class _Arrived:
 
 
 def _rebuild_block(buffer: Any, device: str = "") -> _Arrived:
-    arrived = _Arrived(bytearray(buffer) if memoryview(buffer).readonly else buffer)
-    if device:
-        arrived.storage = _on_device(arrived.take(), device)
+    if not device:
+        return _Arrived(bytearray(buffer) if memoryview(buffer).readonly else buffer)
+    arrived = _Arrived(None)
+    arrived.storage = _on_device(buffer, device)
     return arrived
 
 
-def _on_device(storage: torch.UntypedStorage, device: str) -> torch.UntypedStorage:
+def _on_device(buffer: Any, device: str) -> torch.UntypedStorage:
     import torch
 
-    return torch.empty(0, dtype=torch.uint8).set_(storage).to(_local_device(device)).untyped_storage()
+    if isinstance(buffer, torch.UntypedStorage):  # a copy within this process
+        return buffer
+    if isinstance(buffer, Arrival):
+        return buffer.fetch(device)  # type: ignore[no-any-return]
+    if memoryview(buffer).readonly:
+        buffer = bytearray(buffer)
+    flat = torch.frombuffer(buffer, dtype=torch.uint8).to(local_device(device))
+    if flat.data_ptr() % _ALIGNMENT:
+        flat = flat.clone()
+    return flat.untyped_storage()
 
 
 def _rebuild_tensor(
@@ -282,8 +311,8 @@ def _rebuild_tensor(
         return _as_it_was(whole, grad, parameter)
     storage = None if block is None else block.take()
     place: Any = "cpu"
-    if device or (storage is not None and storage.device.type == "cuda"):
-        place = _local_device(device) if storage is None else storage.device
+    if device or (storage is not None and storage.is_cuda):
+        place = local_device(device) if storage is None else storage.device
     if dtype is torch.complex32:  # making one warns that it is experimental; a view doesn't
         tensor = torch.empty(0, dtype=torch.uint8, device=place).view(dtype)
     else:
@@ -323,15 +352,6 @@ def _rebuild_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.T
     import torch
 
     return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
-
-
-def _local_device(name: str) -> torch.device:
-    import torch
-
-    device = torch.device(name)
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return device if (device.index or 0) < torch.cuda.device_count() else torch.device("cuda", torch.cuda.current_device())
 
 
 def _set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:

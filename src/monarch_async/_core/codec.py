@@ -75,9 +75,12 @@ _install: Callable[[], bool] = bool
 
 
 class Buffers(list[memoryview]):
-    """The out-of-band buffers of one message. `placed` is for whoever sends it: where it has a copy of them already."""
+    """The out-of-band buffers of one message. `placed` is for whoever sends it; the others are there with bytes on devices (`parcels`)."""
 
-    __slots__ = ("placed",)
+    __slots__ = ("devices", "placed", "settled", "split")
+    devices: frozenset[int]
+    settled: Buffers
+    split: Any
 
     def __init__(self, views: Iterable[memoryview] = ()) -> None:
         super().__init__(views)
@@ -85,13 +88,17 @@ class Buffers(list[memoryview]):
 
 
 class Scope:
-    """What reducers remember during one message: `notes` by owner; `again` set asks for a second pass, in which `last` is true."""
+    """What reducers remember during one message: `notes` by owner; `again` set asks for a second pass, in which `last` is true.
 
-    __slots__ = ("again", "last", "notes")
+    `local`: a copy for this process, where a buffer arrives as what its exporter has for `__here__`. `whole`: all goes into the body.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("again", "last", "local", "notes", "whole")
+
+    def __init__(self, local: bool = False, whole: bool = False) -> None:
         self.again = False
         self.last = False
+        self.local, self.whole = local, whole
         self.notes: dict[str, Any] = {}
 
 
@@ -104,9 +111,10 @@ class _Pickler(pickle.Pickler):
 class _Writer:
     """A pickler with its output. Making one costs more than pickling a small message, so each thread keeps one."""
 
-    __slots__ = ("buffers", "chunks", "lifter", "limit", "pickler", "scope")
+    __slots__ = ("buffers", "chunks", "lifter", "limit", "local", "pickler", "scope")
 
     def __init__(self, pickler: Any, limit: int) -> None:
+        self.limit, self.local = limit, False
         self.buffers = Buffers()
         self.chunks: list[bytes | bytearray] = []
         self.lifter: Lifter | None = None
@@ -180,7 +188,7 @@ def message_scope() -> Scope:
     if writer is None:
         raise RuntimeError("no message is being pickled: reducers of the codec work only under codec.dumps")
     if writer.scope is None:
-        writer.scope = Scope()
+        writer.scope = Scope(writer.local, whole=writer.limit > OUT_OF_BAND)
     return writer.scope
 
 
@@ -193,7 +201,7 @@ def dumps(obj: Any, by_name: bool = False) -> tuple[bytes, Buffers]:
         _run_awaited()
     try:
         if _reducers:
-            body, buffers = _dump_reduced(obj)
+            body, buffers = _dump_reduced(obj, by_name)
         else:
             buffers = Buffers()
             body = _pickle(obj, 5, buffer_callback=_partial(_keep_large, buffers, OUT_OF_BAND))
@@ -239,7 +247,7 @@ def copy_value(obj: Any) -> Any:
     pickled and `DecodeError` when it can't be put together again, as a message to another process would.
     """
     body, buffers = dumps(obj, True)
-    return loads(body, [bytearray(view) for view in buffers])
+    return loads(body, [bytearray(view) if (here := getattr(view.obj, "__here__", None)) is None else here for view in buffers])
 
 
 def is_plain(obj: Any, _depth: int = 0) -> bool:
@@ -274,7 +282,7 @@ def _keep_large(buffers: list[memoryview], limit: int, buffer: pickle.PickleBuff
     return False
 
 
-def _dump_reduced(obj: Any) -> tuple[bytes, Buffers]:
+def _dump_reduced(obj: Any, local: bool = False) -> tuple[bytes, Buffers]:
     """Pickle with the reducers, by the thread's own writer unless that is at work further up the stack."""
     if len(copyreg.dispatch_table) != _table_size:
         _refresh_table()
@@ -283,7 +291,7 @@ def _dump_reduced(obj: Any) -> tuple[bytes, Buffers]:
     writer = thread.idle if outer is None else None
     if writer is None:
         writer = _Writer(_Pickler, OUT_OF_BAND)
-    thread.idle, thread.active = None, writer
+    writer.local, thread.idle, thread.active = local, None, writer
     try:
         body, buffers = writer.write(obj)
     finally:

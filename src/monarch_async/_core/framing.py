@@ -42,6 +42,11 @@ __all__ = [
     "CREDIT",
     "CREDIT_FOR",
     "DATA",
+    "DEVICE_ANSWER",
+    "DEVICE_ASK",
+    "DEVICE_DROP",
+    "DEVICE_DROPPED",
+    "DEVICE_RETURNED",
     "FAIL",
     "GATE",
     "INTRODUCE",
@@ -93,6 +98,8 @@ TREE, RELAYED, REPLIES, CREDIT_FOR, MARK, GATE, PASSED, INTRODUCE, LOST, SKIPPED
 LIFE = 18
 # Those of shared memory; see `_runtime/lending.py`.
 LENT, RETURNED, RETIRED, UNSEEN, RECALLED = 19, 20, 21, 22, 23
+# Those of memory on devices; see `_runtime/device_lending.py`.
+DEVICE_ASK, DEVICE_ANSWER, DEVICE_RETURNED, DEVICE_DROP, DEVICE_DROPPED = 24, 25, 26, 27, 28
 BODY_FIELD = {CALL: 5, REPLY: 2, PORT: 3, TREE: 4, RELAYED: 5}
 """Where the body is in a message that may be large."""
 
@@ -119,11 +126,16 @@ SIGNATURES: dict[int, tuple[tuple[type, ...], ...]] = {
     LOST: ((int, str, dict, bool),),
     SKIPPED: ((int, int, int, str),),
     LIFE: ((int, int, int),),
-    LENT: ((int, list, list, list, bool),),
+    LENT: ((int, list, list, list, bool), (int, list, list, list, bool, list)),
     RETURNED: ((int, list),),
     RETIRED: ((int, list),),
     UNSEEN: ((int, list),),
     RECALLED: ((int, list, list),),
+    DEVICE_ASK: ((int, list),),
+    DEVICE_ANSWER: ((int, bytes, int, str),),
+    DEVICE_RETURNED: ((int, list),),
+    DEVICE_DROP: ((int, list),),
+    DEVICE_DROPPED: ((int, list),),
 }
 """The types that the fields of a message may have, by kind. A new kind, or a new field, has to be entered here."""
 
@@ -133,6 +145,9 @@ _kinds_by_signature = {
     for signature in known
 }
 _NONE: frozenset[int] = frozenset()
+_CHECKED = frozenset((LENT, DEVICE_ASK))
+_ON_DEVICE = (int, int, int, int, int, bytes, bytes)
+"""A loan on a device: number, segment, offset, size, the segment's size, UUID of the device, the segment's handle."""
 
 PRELUDE = struct.Struct("<BBHIQQQ")
 
@@ -156,8 +171,8 @@ def unpack_messages(header: bytes | memoryview) -> list[list[Any]]:
         if len(messages) == 1 and type(messages) is list:  # the usual frame of a call or an answer
             (message,) = messages
             if type(message) is list and message[0] in _kinds_by_signature.get(tuple(map(type, message)), _NONE):
-                if message[0] == LENT:
-                    _check_lent(message)
+                if message[0] in _CHECKED:
+                    _check_loans(message)
                 return messages
     except (ValueError, TypeError, LookupError, msgpack.UnpackException, RecursionError):
         pass  # what is wrong with it is found out below
@@ -171,16 +186,27 @@ def unpack_messages(header: bytes | memoryview) -> list[list[Any]]:
                 if message[0] not in _kinds_by_signature.get(tuple(found), _NONE) or type(message) is not list:
                     raise ProtocolError(f"a frame's header holds something that is no message: {_describe(message)}")
                 types, kind = found, message[0]
-            if kind == LENT:
-                _check_lent(message)
+            if kind in _CHECKED:
+                _check_loans(message)
     except (TypeError, LookupError) as error:  # no sequence, or an empty one
         raise ProtocolError(f"a frame's header holds something that is no message: {error}") from error
     return messages
 
 
-def _check_lent(fields: list[Any]) -> None:
+def _check_loans(fields: list[Any]) -> None:
+    if fields[0] == DEVICE_ASK:
+        _check_on_device(fields[1])
+    else:
+        _check_lent(*fields)
+
+
+def _check_on_device(loan: Any) -> None:
+    if type(loan) is not list or tuple(map(type, loan)) != _ON_DEVICE or min(loan[:5]) < 0 or loan[2] + loan[3] > loan[4]:
+        raise ProtocolError(f"a loan of memory on a device is malformed: {loan!r}")
+
+
+def _check_lent(_: int, message: list[Any], loans: list[Any], places: list[Any], whole: bool, on_devices: Sequence[Any] = ()) -> None:
     """`ProtocolError` unless what a LENT message brings is a message that may be large, and all figures are numbers that can be."""
-    _, message, loans, places, whole = fields
     kinds = _kinds_by_signature.get(tuple(map(type, message)), _NONE)
     if not kinds or message[0] not in kinds or message[0] not in BODY_FIELD:
         raise ProtocolError(f"what is said to come with shared memory is no such message: {_describe(message)}")
@@ -189,11 +215,14 @@ def _check_lent(fields: list[Any]) -> None:
     for loan in loans:
         if type(loan) is not list or len(loan) != 4 or any(type(figure) is not int or figure < 0 for figure in loan):
             raise ProtocolError(f"a loan of shared memory is malformed: {loan!r}")
+    for loan in on_devices:
+        _check_on_device(loan)
+    sizes = [loan[3] for loan in (*loans, *on_devices)]
     for place in places:
         if type(place) is not list or len(place) != 3 or any(type(figure) is not int or figure < 0 for figure in place):
             raise ProtocolError(f"a place in shared memory is malformed: {place!r}")
         index, start, size = place
-        if index >= len(loans) or start + size > loans[index][3]:
+        if index >= len(sizes) or start + size > sizes[index]:
             raise ProtocolError(f"a place in shared memory is outside of what was lent: {place!r}")
 
 

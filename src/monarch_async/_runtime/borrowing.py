@@ -19,7 +19,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from monarch_async._channel.descriptors import Inbox, inbox_path
@@ -29,6 +29,7 @@ from monarch_async._channel.segment import SUPPORTED, Mapping
 from monarch_async._core.codec import Buffers
 from monarch_async._core.events import Evidence
 from monarch_async._core.framing import BODY_FIELD, LENT, MAX_ITEMS, RECALLED, RETIRED, RETURNED, UNSEEN, pack_message
+from monarch_async._runtime.device_borrowing import DeviceBorrowing
 from monarch_async._runtime.leases import Lease, undecodable
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.peer import Peer
@@ -73,6 +74,7 @@ class Borrowing:
         self._runtime = runtime
         self.inbox: Inbox | None = None  # `None` where no memory is shared
         self.gifts = Gifts()  # what `peering` has others give
+        self.on_devices = DeviceBorrowing(runtime)
         self._closed = False
         self._mappings: dict[tuple[str, int], Mapping] = {}  # by owner and number of the segment
         self._leased: dict[tuple[str, int, int], int] = {}  # the loan of each block with a lease, by owner, segment and offset
@@ -102,6 +104,7 @@ class Borrowing:
         if self._giving_back is not None:
             self._giving_back.cancel()
         self._mappings.clear()
+        self.on_devices.close()
 
     def abandon(self) -> None:
         """The loop is gone, or about to be."""
@@ -128,13 +131,15 @@ class Borrowing:
 
     def _lent(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
         """A message has come whose bytes are in shared memory."""
-        _, message, loans, places, whole = fields
+        _, message, loans, places, whole, *on_devices = fields
         owner = self._runtime.peer_of(link).address.uid
-        wanted: list[list[tuple[int, int]]] = [[] for _ in loans]
+        # Those on devices hold themselves, and are given back if they don't get any farther.
+        arrived = [self.on_devices.arrive(owner, loan) for loan in on_devices[0]] if on_devices else []
+        wanted: list[list[tuple[int, int]]] = [[] for _ in (*loans, *arrived)]
         for index, start, size in places:
             wanted[index].append((start, size))
         try:
-            found = [iter(self._borrow(owner, parts, *loan)) for loan, parts in zip(loans, wanted, strict=True)]
+            found: list[Iterator[Any]] = [iter(self._borrow(owner, parts, *loan)) for loan, parts in zip(loans, wanted, strict=False)]
         except (OSError, MemoryError, ChannelError) as error:
             send_numbers(link, RETURNED, [loan[0] for loan in loans])
             unseen = {loan[1] for loan in loans if (owner, loan[1]) not in self._mappings}
@@ -143,6 +148,7 @@ class Borrowing:
             message[BODY_FIELD[message[0]]] = undecodable(f"its bytes are in shared memory that this process could not get at: {error}")
             self._runtime.deliver(link, [message], None)
             return
+        found.extend(iter([arrival]) for arrival in arrived)
         views = [next(found[index]) for index, _, _ in places]
         if whole:
             message[BODY_FIELD[message[0]]] = views.pop(0)

@@ -13,6 +13,7 @@ Rules:
   it is gone. Where that went wrong the receiver says so when it misses the segment (UNSEEN), and it is introduced again.
 * Where no shared memory can be had, or a segment not be introduced, a message takes the socket, and the first time this is logged.
 * A link that was never connected lends nothing: what is sent over it may yet be for another process (`Peer.hand_on`).
+* Bytes on devices go by loans of their own, beside those of host memory (`device_lending`).
 * The receiver's half is `borrowing`.
 """
 
@@ -30,11 +31,13 @@ from monarch_async._channel.address import address_of
 from monarch_async._channel.block import Block
 from monarch_async._channel.blocks import SegmentPool, physical_memory
 from monarch_async._channel.descriptors import Inbox, inbox_path
+from monarch_async._channel.parcels import settled
 from monarch_async._core.codec import Buffers
 from monarch_async._core.framing import BODY_FIELD, LENT, RETIRED, RETURNED, UNSEEN, bulk_layout, pack_message
 from monarch_async._runtime.borrowing import Borrower, Borrowing, send_numbers
+from monarch_async._runtime.device_lending import DeviceLending, keep_parcels
 from monarch_async._runtime.link import INLINE, Link
-from monarch_async._runtime.outgoing import MAX_SMALL
+from monarch_async._runtime.outgoing import MAX_SMALL, Held
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.tenant import Tenant
 
@@ -55,6 +58,7 @@ class Lending:
         self._runtime = runtime
         self.borrowing = Borrowing(runtime)
         self.pool = SegmentPool(min(runtime.options.segment_bytes, physical_memory() // 2))
+        self.on_devices = DeviceLending(runtime)
         self._tenants: dict[str, Tenant] = {}  # by uid
         self._numbers = itertools.count(1)
         self._aging: asyncio.TimerHandle | None = None  # set while the pool has memory
@@ -74,11 +78,13 @@ class Lending:
                 timer.cancel()
         self.pool.close()  # first, so that it does not take what is lent for unused
         self._tenants.clear()
+        self.on_devices.close()
 
     def abandon(self) -> None:
         """The loop is gone, or about to be."""
         self._closed = True
         self.borrowing.abandon()
+        self.on_devices.abandon()
 
     def offer(self, peer: Peer, link: Link) -> None:
         """From now on what is sent over `link` to a process of this host may be lent."""
@@ -93,6 +99,8 @@ class Lending:
 
         In any thread.
         """
+        if keep_parcels(buffers):
+            return True
         if self.borrowing.inbox is None or not _rides(body, buffers):
             return False
         placed = self._placed(body, buffers)
@@ -102,15 +110,16 @@ class Lending:
             buffers[index] = block.view()[offset : offset + size]
         return True
 
-    def _lend(self, link: Link, message: list[Any], body: bytes, buffers: Sequence[memoryview]) -> bytes | None:
+    def _lend(self, link: Link, message: list[Any], body: bytes, buffers: Sequence[memoryview]) -> bytes | Held | None:
         inbox = self.borrowing.inbox
         if inbox is None or not link.connections or not _rides(body, buffers):
             return None
-        placed = self._placed(body, buffers)
+        peer = self._runtime.peer_of(link)
+        split = self.on_devices.split(peer, link, message, buffers)
+        placed = self._placed(body, settled(buffers) if split is None else split.rest)
         if isinstance(placed, str):
             self._warn(placed)
             return None
-        peer = self._runtime.peer_of(link)
         tenant = self._tenants.get(peer.address.uid)
         if tenant is None:
             tenant = self._tenants[peer.address.uid] = Tenant()
@@ -131,12 +140,19 @@ class Lending:
         if not whole:
             message[BODY_FIELD[message[0]]] = body
         told = [(number, block.segment.number, block.offset, block.size) for number, block in numbered.items()]
-        packed: bytes = pack_message((LENT, message, told, places, whole))
+        fields: tuple[Any, ...] = (LENT, message, told, places, whole)
+        lent = None
+        if split is not None:
+            lent = self.on_devices.lend(peer, split)
+            fields = (LENT, message, told, split.merge(places, whole, len(told)), whole, lent)
+        packed: bytes = pack_message(fields)
         if len(packed) > MAX_SMALL:
+            if lent is not None:
+                self.on_devices.take_back(peer, lent)
             message[BODY_FIELD[message[0]]] = b""
             return None
         tenant.loans.update({number: (block, link) for number, block in numbered.items()})
-        return packed
+        return packed if split is None or lent is None else self.on_devices.hold(link, message, packed, split, lent)
 
     def _placed(self, body: bytes, buffers: Sequence[memoryview]) -> list[tuple[Block, int, int]] | str:
         """Where the parts are, first the body if it is large: block, offset in it, size. Or why they can't be put anywhere."""

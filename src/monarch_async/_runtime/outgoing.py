@@ -8,7 +8,8 @@ Rules:
 * A large message is written in chunks, as fast as the socket takes them. Messages sent after it wait behind it; *control* messages
   (answers, cancellations, credit) pass between its chunks.
 * Its memory is copied when it is sent, into pooled buffers that come back when the peer has acknowledged all of it; or, to a process of the
-  same host, into shared memory (`lending`), and only a small message travels.
+  same host, into shared memory (`lending`), and only a small message travels. One that speaks of what is not there yet is *held*: it
+  keeps its place, and what comes after it waits as behind a large one.
 * Nothing is written to a connection that is full, be it new, resent or an acknowledgement: what the transport holds is bounded by its
   high-water mark and one chunk. The rest waits here, counted in `backlog`; to bound that is the senders' part (`lane`).
 """
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_async._channel.base import Connection
+from monarch_async._channel.parcels import settled
 from monarch_async._channel.pool import Buffer, BufferPool
 from monarch_async._core.framing import (
     CHUNK,
@@ -38,14 +40,25 @@ from monarch_async._core.seal import Seal
 from monarch_async._core.session import Inbound, Outbound, SentFrame
 from monarch_async.errors import ChannelFull, FrameTooLarge
 
-__all__ = ["CHUNK_SIZE", "MAX_SMALL", "Outgoing"]
+__all__ = ["CHUNK_SIZE", "MAX_SMALL", "Held", "Outgoing"]
 
 BATCH = 1 << 16
 CHUNK_SIZE = 1 << 20
 MAX_SMALL = MAX_HEADER - 2 * BATCH
 _pack = PRELUDE.pack
 
-Lend = Callable[[list[Any], bytes, Sequence[memoryview]], bytes | None]
+
+class Held:
+    """A message that may not leave before it is `ready`. Who makes it so has the link `go_on`."""
+
+    __slots__ = ("packed", "ready")
+
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+        self.ready = False
+
+
+Lend = Callable[[list[Any], bytes, Sequence[memoryview]], bytes | Held | None]
 """Puts body and buffers of a message where the peer can see them; returns the message that says so, or `None` if that can't be."""
 
 
@@ -81,7 +94,7 @@ class Outgoing:
         self._batch: list[bytes] = []  # messages for the next frame
         self._batch_bytes = 0  # in them; at most `BATCH`, and one message
         self._headers: deque[bytes] = deque()  # frames of messages that go before `_batch`
-        self._queue: deque[_Transfer | bytes] = deque()  # a transfer under way is its first element
+        self._queue: deque[_Transfer | Held | bytes] = deque()  # a transfer under way is its first element
         self._waiting = 0  # bytes in `_headers` and `_queue`
         self._gathering = False  # a message was written since something came in: what follows is gathered
         self._scheduled = False  # the flush at the end of this iteration is
@@ -149,8 +162,13 @@ class Outgoing:
         if len(sizes) > MAX_ITEMS:
             raise FrameTooLarge(f"a message has {len(sizes)} buffers, {MAX_ITEMS} are possible: join arrays, or send it in parts")
         if self.lend is not None and (lent := self.lend(message, body, buffers)) is not None:
-            self.send(lent)
+            if isinstance(lent, Held):
+                self._queue.append(lent)
+                self._waiting += len(lent.packed)
+            else:
+                self.send(lent)
             return
+        buffers = settled(buffers)
         header = pack_large(message, len(body), sizes)
         if len(header) > MAX_SMALL:
             raise _too_large(len(header))
@@ -163,6 +181,10 @@ class Outgoing:
                 bulk[start : start + view.nbytes] = view
         self._queue.append(_Transfer(header, bulk, buffer))
         self._waiting += total
+        self._pump()
+
+    def go_on(self) -> None:
+        """A message that was held is ready."""
         self._pump()
 
     def ping(self) -> None:
@@ -252,6 +274,10 @@ class Outgoing:
         queue = self._queue
         while queue and (out := self._out) is not None and not out.full:
             item = queue[0]
+            if isinstance(item, Held):
+                if not item.ready:
+                    return
+                item = item.packed
             if isinstance(item, bytes):
                 queue.popleft()
                 self._waiting -= len(item)

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Self
 
-__all__ = ["RDMA_BACKENDS", "Options"]
+__all__ = ["RDMA_BACKENDS", "Options", "parse_address"]
 
 MiB = 1 << 20
 RDMA_BACKENDS = ("auto", "local", "cma", "segment", "ucx", "tcp")
 """Ways to copy to and from an `RDMABuffer`, in the order in which they are tried; ``auto``: the first that can."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``"9464"`` → ``("127.0.0.1", 9464)``; ``"HOST:PORT"``; port 0 is a free one. Raises `ValueError`."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"option 'metrics' must be a port or HOST:PORT, not {text!r}")
+    return host or "127.0.0.1", int(port)
 
 
 class _Settings(NamedTuple):
@@ -70,12 +78,19 @@ class _Settings(NamedTuple):
     """How many undeliverable messages are remembered."""
     job_name: str = ""
     """What the job is called where jobs are listed; by default after the program."""
+    metrics: str = ""
+    """Where the program serves the job's metrics from its start on: ``"9464"``, a port of 127.0.0.1, or ``"HOST:PORT"``. Empty: nowhere, and
+    nothing is counted before somebody asks. Also by ``MONARCH_ASYNC_METRICS``. See docs/metrics.md."""
+    spans: bool = False
+    """Whether handlers are OpenTelemetry spans, in processes that have a tracer provider. Also by ``MONARCH_ASYNC_SPANS=1``."""
+    log_json: bool = False
+    """Whether what is logged, and what processes print, is shown as JSON lines. Also by ``MONARCH_ASYNC_LOG_JSON=1``."""
 
 
 class Options(_Settings):
     """Bounds in messages and bytes, times in seconds.
 
-    Raises `ValueError` when a figure is not positive or a backend is none, and `TypeError` for an unknown name.
+    Raises `ValueError` when a figure is not positive, a backend is none or an address has no port, and `TypeError` for an unknown name.
     """
 
     __slots__ = ()
@@ -86,6 +101,8 @@ class Options(_Settings):
                 raise TypeError(f"unknown option {name!r}; known are {', '.join(sorted(cls._fields))}")
         if (backend := settings.get("rdma_backend", "auto")) not in RDMA_BACKENDS:
             raise ValueError(f"option 'rdma_backend' must be one of {', '.join(RDMA_BACKENDS)}, not {backend!r}")
+        if metrics := settings.get("metrics", ""):
+            parse_address(metrics)
         for name, value in settings.items():
             if not isinstance(value, bool | str) and value <= 0:
                 raise ValueError(f"option {name!r} must be positive, got {value!r}")

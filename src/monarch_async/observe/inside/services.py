@@ -24,6 +24,7 @@ READS: dict[str, str] = {
     "known_agents": "cells.known_agents",
     "links": "cells.links",
     "letters": "cells.letters",
+    "metrics": "metering.metrics",
     "output": "host.output",
     "outputs": "host.outputs",
     "owned": "cells.owned",

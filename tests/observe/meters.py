@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from monarch_async import endpoint
 from monarch_async.actor import Actor
+from monarch_async.observe.metrics.serving import Served
 
-__all__ = ["Worker", "scrape", "values"]
+__all__ = ["Worker", "scrape", "scrape_all", "values"]
 
 PREFIX = "monarch_async_"
 
@@ -58,6 +59,14 @@ async def scrape(url: str, token: str) -> str:
         assert 200 == response.status
         assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         return await response.text()
+
+
+async def scrape_all(served: Served) -> str:
+    """The page, once all processes answer: what they load for the first answer may take longer than they have for one."""
+    async with asyncio.timeout(20):
+        while {(): 0} != values(text := await scrape(served.url, served.token), "unreachable_processes"):
+            await asyncio.sleep(0.02)
+    return text
 
 
 def values(text: str, name: str) -> Mapping[tuple[str, ...], float]:

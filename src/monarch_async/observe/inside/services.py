@@ -17,6 +17,7 @@ __all__ = ["READS", "WRITES"]
 READS: dict[str, str] = {
     "calls": "waiting.calls",
     "cells": "cells.cells",
+    "clock": "recording.clock",
     "counts": "counting.counts",
     "ends": "cells.ends",
     "events": "cells.events",
@@ -30,6 +31,7 @@ READS: dict[str, str] = {
     "owned": "cells.owned",
     "procs": "host.procs",
     "profile": "host.profile",
+    "record": "recording.record",
     "reference": "cells.reference",
     "roster": "host.roster",
     "self": "cells.itself",

@@ -1,7 +1,7 @@
 """Hooks by which observers hear of what is seldom: restarts, and collective operations that have ended.
 
-Theory: who makes these lies in layers and libraries that know nothing of who watches (`observe`), and the other way round; so both know this
-list. Nothing of it is on the way of a message: how handlers are watched is for `observe.inside.layers`.
+Theory: what makes these knows nothing of who watches (`observe`), and the other way round; so both know these lists. Nothing of it is on
+the way of a message: how handlers are watched is for `observe.inside.layers`.
 
 Rules: lists of the whole process, empty while nobody watches. A hook is called in the thread where it happens, must be quick, and raises
 nothing.

@@ -79,8 +79,8 @@ class _Settings(NamedTuple):
     job_name: str = ""
     """What the job is called where jobs are listed; by default after the program."""
     metrics: str = ""
-    """Where the program serves the job's metrics from its start on: ``"9464"``, a port of 127.0.0.1, or ``"HOST:PORT"``. Empty: nowhere, and
-    nothing is counted before somebody asks. Also by ``MONARCH_ASYNC_METRICS``. See docs/metrics.md."""
+    """Where the program serves the job's metrics from its start on: ``"9464"``, a port of 127.0.0.1, or ``"HOST:PORT"``. Empty: nowhere,
+    and nothing is counted before somebody asks. Also by ``MONARCH_ASYNC_METRICS``. See docs/metrics.md."""
     spans: bool = False
     """Whether handlers are OpenTelemetry spans, in processes that have a tracer provider. Also by ``MONARCH_ASYNC_SPANS=1``."""
     log_json: bool = False

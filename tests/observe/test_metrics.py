@@ -12,7 +12,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from monarch_async import ProcState, Restart, UsageError, endpoint, this_host
@@ -20,7 +19,6 @@ from monarch_async._runtime.context import current_message
 from monarch_async._runtime.observing import from_environment
 from monarch_async.ambient import current_runtime
 from monarch_async.observe.metrics.serving import serve_metrics, token_file
-from monarch_async.tensor import TensorActor
 from tests.observe.meters import PREFIX, Worker, scrape, scrape_all, values
 
 
@@ -180,7 +178,7 @@ async def test_the_environment_switches_it_on(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_nothing_is_left_around_handlers() -> None:
-    """While nobody asks handlers are as their class has them, and again when the page is closed; actors that begin meanwhile are watched."""
+    """While nobody asks handlers are as their class has them, and again when the page is closed; those that begin meanwhile are watched."""
     runtime = current_runtime()
     procs = this_host().spawn_procs(name="procs")
     far: Any = procs.spawn("far", Handlers)
@@ -204,24 +202,3 @@ class Handlers(Worker):
         message = current_message.get()
         assert message is not None
         return message.cell.handlers is not message.cell.behavior.handlers
-
-
-class Summing(TensorActor):
-    @endpoint
-    async def add(self) -> float:
-        value = torch.ones(4)
-        await self.comm.all_reduce(value)
-        return float(value[0])
-
-
-async def test_collectives_have_durations() -> None:
-    """At each of their ranks, by kind of operation."""
-    procs = this_host().spawn_procs({"gpus": 2}, name="procs")
-    summing: Any = procs.spawn("summing", Summing)
-    await summing
-    async with serve_metrics() as served:
-        await scrape_all(served)
-        assert {2.0} == set((await summing.add.call()).values())
-        text = await scrape_all(served)
-    assert {("all_reduce", "ok"): 2} == values(text, "collectives_total")
-    assert {("all_reduce",): 2} == values(text, "collective_duration_seconds_count")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from typing import Any
@@ -56,7 +57,7 @@ def wrong_in(trace: dict[str, Any]) -> list[str]:
 
 
 def _wrong_in_track(track: list[dict[str, Any]]) -> list[str]:
-    wrong = [f"times go back: {after}" for before, after in zip(track, track[1:], strict=False) if after["ts"] < before["ts"]]
+    wrong = [f"times go back: {after}" for before, after in itertools.pairwise(track) if after["ts"] < before["ts"]]
     open_until: list[float] = []
     for event in track:
         if event["ph"] == "X":

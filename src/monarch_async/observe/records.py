@@ -169,8 +169,8 @@ class LinkRow(NamedTuple):
 
     `sent` and `received` count frames. `queued` are bytes that are sent and not acknowledged, or wait to be sent; `messages` and `bytes`
     what the receiver's mailboxes have not given credit for; `calls` those without an answer. `reconnects` counts lost connections, `silent`
-    is the time since the other side was heard of. `sent_bytes` and `received_bytes` are all bytes so far: of what is sent each frame once and
-    without acknowledgements, of what is received whatever was read.
+    is the time since the other side was heard of. `sent_bytes` and `received_bytes` are all bytes so far: of what is sent each frame once,
+    without acknowledgements; of what is received whatever was read.
     """
 
     process: str

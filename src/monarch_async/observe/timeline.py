@@ -1,4 +1,4 @@
-"""What a whole job does for some seconds, as a timeline: recorded in all its processes at once, fetched while it goes on, put together here.
+"""What a whole job does for some seconds, as a timeline: recorded in all its processes, fetched while it goes on, put together here.
 
 Clocks: those of processes on this host are one, CLOCK_MONOTONIC. What another host's is ahead of it is measured: its agent is asked for the
 time some times, and the answer that took the shortest counts, as if it had been given half way.

@@ -97,9 +97,7 @@ def trace_events(recordings: Sequence[Recording], begin: float, end: float) -> d
         for event, place in _in_lanes(process, [event for event in process.recording.events if event[0] == HANDLER]):
             _, _, _, actor, endpoint, sender, request, outcome = event
             args = {"outcome": outcome}
-            process.add(
-                "X", place.tid, place.start, f"{actor}.{endpoint}", dur=round(place.end - place.start, 3), cat="handler", args=args
-            )
+            process.add("X", place.tid, place.start, f"{actor}.{endpoint}", dur=round(place.end - place.start, 3), cat="handler", args=args)
             slices.setdefault((process.number, actor), []).append(place)
             if request and sender:
                 handled[sender, request] = process, place, f"{actor}.{endpoint}"

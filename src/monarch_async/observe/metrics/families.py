@@ -1,6 +1,6 @@
 """The metrics that there are: names, kinds, labels, how the values of several processes become one.
 
-Rules: names, labels and units are relied on by dashboards (`tests/observe/metrics/families.txt`): none is changed or removed. Times are in seconds,
+Rules: names, labels and units are relied on by dashboards (`tests/observe/families.txt`): none is changed or removed. Times are in seconds,
 sizes in bytes. No label names a rank, a process or a pid; those that users' code gives names to are bounded (`SERIES`).
 """
 
@@ -49,7 +49,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("segment_bytes", "gauge", "Shared memory for what is sent to processes of the same host.", ("state",)),
     Family("collectives_total", "counter", "Collective operations, at each of their ranks.", ("operation", "outcome")),
     Family("collective_duration_seconds", "histogram", "From the call of a collective operation to its end.", ("operation",), CALL_BOUNDS),
-    Family("collective_wait_seconds", "histogram", "From the call to the start, when all ranks have called it.", ("operation",), CALL_BOUNDS),
+    Family("collective_wait_seconds", "histogram", "From the call to the start, when all have called it.", ("operation",), CALL_BOUNDS),
     Family("folded_series", "gauge", "Combinations of labels, in all processes, that are counted as other."),
     Family("processes", "gauge", "Processes by kind and state.", ("kind", "state")),
     Family("resident_bytes", "gauge", "Resident memory of processes, shared pages in each.", ("kind",)),

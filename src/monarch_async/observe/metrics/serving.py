@@ -73,7 +73,7 @@ async def _serve(runtime: Runtime, port: int, host: str, token: str | None, pati
     async def answer(request: Any) -> Any:
         given = request.headers.get("Authorization", "").encode(errors="replace")
         if token and not hmac.compare_digest(given, wanted):
-            return web.Response(status=401, text="the token is wanted: Authorization: Bearer TOKEN\n", headers={"WWW-Authenticate": "Bearer"})
+            return web.Response(status=401, text="send the token: Authorization: Bearer TOKEN\n", headers={"WWW-Authenticate": "Bearer"})
         return web.Response(body=render(await collector.collect()).encode(), headers={"Content-Type": CONTENT_TYPE})
 
     app = web.Application()

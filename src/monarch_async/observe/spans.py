@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_async._core.codec import Buffers
 from monarch_async._runtime.context import Message, current_message
@@ -27,8 +27,13 @@ from monarch_async.observe.inside.layers import Function, layers_of
 from monarch_async.sending import MeshEndpoint
 from monarch_async.sent import Sent
 
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
+try:
+    from opentelemetry import context, trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError:
+    HERE = False
+else:
+    HERE = True
 
 __all__ = ["TracedEndpoint", "begin"]
 
@@ -80,8 +85,6 @@ class _Spans:
 
 def _carried() -> dict[str, str]:
     """What a message carries of the current span's context; nothing if there is none."""
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
     return {short: carrier[name] for short, name in _NAMES.items() if name in carrier}
@@ -90,8 +93,6 @@ def _carried() -> dict[str, str]:
 @contextmanager
 def _span(actor: str, endpoint: str) -> Iterator[None]:
     """Around a handler."""
-    from opentelemetry import context, trace
-
     message = current_message.get()
     caller = _context_of(message)
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):  # none was set
@@ -117,23 +118,18 @@ def _span(actor: str, endpoint: str) -> Iterator[None]:
         yield
 
 
-def _context_of(message: Message | None) -> Context:
+def _context_of(message: Message | None) -> context.Context:
     """The caller's; an empty one where it has sent none, or something else."""
-    from opentelemetry.context import Context
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
     extras = (message.extras if message is not None else None) or {}
     carrier = {name: str(extras[short]) for short, name in _NAMES.items() if short in extras}
-    return TraceContextTextMapPropagator().extract(carrier, context=Context())
+    return TraceContextTextMapPropagator().extract(carrier, context=context.Context())
 
 
 def begin(runtime: Runtime) -> None:
     """The option says so: from now on. Raises `UsageError` where ``opentelemetry-api`` is missing, in the program itself."""
-    try:
-        import opentelemetry.trace  # noqa: F401
-    except ImportError:
+    if not HERE:
         if runtime.me.name == "client":
-            raise UsageError("the option spans needs opentelemetry-api: pip install 'monarch-async[traces]'") from None
+            raise UsageError("the option spans needs opentelemetry-api: pip install 'monarch-async[traces]'")
         return
     runtime.parts["endpoint class"] = TracedEndpoint
     layers_of(runtime).add(_Spans())

@@ -108,7 +108,8 @@ class Layers:
         endpoint = name.partition("(")[0]  # a plain method that is called as one has the name ``method()``
         for layer in self._layers:
             around = layer.around_sync if handler.kind == SYNC else layer.around_async
-            function = around(actor, endpoint, function)
+            inside, function = function, around(actor, endpoint, function)
+            function.__wrapped__ = inside  # type: ignore[attr-defined]  # for debuggers
         return Handler(function, handler.kind, handler.concurrent, handler.explicit_port)
 
 

@@ -1,8 +1,8 @@
-"""Layers around the handlers of this process's actors, for those who watch messages: metrics, spans, a timeline.
+"""Layers around the handlers of this process's actors, for those who watch messages: spans, a timeline, and, outermost, metrics.
 
 Theory: a message calls ``cell.handlers[endpoint].function``. Who watches puts functions of its own there, so that nobody pays for what
 nobody watches: there is no branch on the way of a message. All layers of a process are kept here, in one place, so that they go on and off
-in any order.
+in any order. Metrics are for every message of a job, so they have a way of their own that costs less: `steps`.
 
 Rules:
 
@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import SYNC, Handler
 from monarch_async._runtime.runtime import Runtime
+from monarch_async.observe.inside.steps import Measured, Tallies, first_step
 
-__all__ = ["Function", "Layer", "Layers", "layers_of", "outcome_of"]
+__all__ = ["Function", "Layer", "Layers", "layers_of"]
 
 AGAIN = 1.0
 
@@ -47,6 +49,7 @@ class Layers:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._layers: list[Layer] = []
+        self._tallies: Tallies | None = None
         self._made: dict[int, tuple[Handlers, Handlers]] = {}  # by the id of what is inside: that, and with the layers around it
         self._seen: WeakKeyDictionary[Cell, tuple[Handlers, Handlers]] = WeakKeyDictionary()  # what an actor had, and was given
         self._stale: list[Cell] = []  # those with others' functions around layers that have changed
@@ -54,8 +57,6 @@ class Layers:
 
     def add(self, layer: Layer) -> None:
         """Watch from now on."""
-        if not self._layers:
-            self._runtime.on_life.append(self._lived)
         self._layers.append(layer)
         self._renew()
 
@@ -63,9 +64,12 @@ class Layers:
         """Do not any more."""
         if layer in self._layers:
             self._layers.remove(layer)
-            if not self._layers:
-                self._runtime.on_life.remove(self._lived)
             self._renew()
+
+    def measure(self, tallies: Tallies | None) -> None:
+        """Count handlers from now on, around all layers; or, with `None`, do not any more."""
+        self._tallies = tallies
+        self._renew()
 
     def _lived(self, cell: Cell) -> None:
         self._seen.pop(cell, None)
@@ -73,6 +77,11 @@ class Layers:
 
     def _renew(self) -> None:
         self._made.clear()
+        hears, wanted = self._lived in self._runtime.on_life, bool(self._layers) or self._tallies is not None
+        if wanted and not hears:
+            self._runtime.on_life.append(self._lived)
+        elif hears and not wanted:
+            self._runtime.on_life.remove(self._lived)
         self._put_all(list(self._runtime.cells.values()))
 
     def _put_all(self, cells: Sequence[Cell]) -> None:
@@ -88,10 +97,14 @@ class Layers:
 
     def _put(self, cell: Cell) -> bool:
         """Give an actor its handlers, with the layers that there are; False if somebody else's are around them."""
+        if self._tallies is not None:
+            cell._first_step = MethodType(first_step, cell)  # type: ignore[method-assign]
+        else:
+            vars(cell).pop("_first_step", None)  # the method again
         before, given = self._seen.get(cell, (cell.handlers, cell.handlers))
         if cell.handlers is not given:
             return False
-        if not self._layers:
+        if not self._layers and self._tallies is None:
             self._seen.pop(cell, None)
             cell.handlers = before
             return True
@@ -110,7 +123,12 @@ class Layers:
             around = layer.around_sync if handler.kind == SYNC else layer.around_async
             inside, function = function, around(actor, endpoint, function)
             function.__wrapped__ = inside  # type: ignore[attr-defined]  # for debuggers
-        return Handler(function, handler.kind, handler.concurrent, handler.explicit_port)
+        found = Handler(function, handler.kind, handler.concurrent, handler.explicit_port)
+        if self._tallies is None:
+            return found
+        measured = Measured(found, actor, endpoint, self._tallies)
+        measured.function.__wrapped__ = function
+        return measured
 
 
 def layers_of(runtime: Runtime) -> Layers:
@@ -119,8 +137,3 @@ def layers_of(runtime: Runtime) -> Layers:
     if layers is None:
         layers = runtime.parts["layers"] = Layers(runtime)
     return layers
-
-
-def outcome_of(error: BaseException) -> str:
-    """``cancelled`` or ``error``."""
-    return "cancelled" if isinstance(error, asyncio.CancelledError) else "error"

@@ -1,7 +1,7 @@
 """The metrics of this process. They are counted from when somebody first asks, or, with the option `metrics`, from its start.
 
-What a process knows anyhow (links, dead letters, mailboxes) is only read when it is asked for. Handlers are watched by a layer around them
-(`layers`), restarts and collectives by the hooks of `monarch_async.instrument`, the loop by a timer. All of it is taken off when nobody has
+What a process knows anyhow (links, dead letters, mailboxes) is only read when it is asked for. Handlers are measured where they begin
+(`steps`), restarts and collectives by the hooks of `monarch_async.instrument`, the loop by a timer. All of it is taken off when nobody has
 asked for `IDLE` seconds, unless the option holds it.
 """
 
@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 from monarch_async._core.events import Failure
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.instrument import on_collective, on_restart
-from monarch_async.observe.inside.layers import Function, layers_of, outcome_of
+from monarch_async.observe.inside.layers import layers_of
+from monarch_async.observe.inside.steps import Tallies
 from monarch_async.observe.metrics.counters import Labels, Series, Snapshot, Value
 from monarch_async.observe.metrics.families import CALL_BOUNDS, FAMILIES, LAG_BOUNDS
 
@@ -32,8 +31,6 @@ IDLE = 600.0
 PACE = 0.5
 """Seconds between two looks at how late the loop is."""
 _SERVING = "monarch_async.observe.metrics.serving"
-_SUM = len(CALL_BOUNDS) + 1
-"""Where a histogram of durations has their sum."""
 
 
 class Meter:
@@ -43,11 +40,11 @@ class Meter:
         self._runtime = runtime
         self._series = {family.name: Series(family) for family in FAMILIES}
         self._ended_links: dict[str, Counter[str]] = {}  # by kind, what links had counted that are no more
-        self._lock = threading.Lock()  # for handlers in threads
+        self._tallies = Tallies()
         self._lag = self._series["loop_lag_seconds"].at()
         self.held = False  # by the option
         self.asked = time.monotonic()
-        layers_of(runtime).add(self)
+        layers_of(runtime).measure(self._tallies)
         on_restart.append(self._restarted)
         on_collective.append(self._collective)
         runtime.on_session_over.append(self._link_over)
@@ -59,7 +56,7 @@ class Meter:
         if runtime.parts.get("meter") is self:
             del runtime.parts["meter"]
             self._timer.cancel()
-            layers_of(runtime).remove(self)
+            layers_of(runtime).measure(None)
             on_restart.remove(self._restarted)
             on_collective.remove(self._collective)
             runtime.on_session_over.remove(self._link_over)
@@ -75,55 +72,6 @@ class Meter:
         else:
             self._timer = runtime.loop.call_later(PACE, self._look, now + PACE)
 
-    # The layer.
-
-    def around_async(self, actor: str, endpoint: str, function: Callable[..., Awaitable[Any]]) -> Function:
-        clock, bounds = time.perf_counter, CALL_BOUNDS
-        durations: list[float] | None = None  # these two once there are any
-        ended_well: list[float]
-
-        async def counted(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
-            nonlocal durations, ended_well
-            start = clock()
-            try:
-                result = await function(instance, *args, **kwargs)
-            except BaseException as error:
-                self._count(actor, endpoint, outcome_of(error), clock() - start)
-                raise
-            taken = clock() - start
-            if durations is None:
-                ended_well = self._series["calls_total"].at(actor, endpoint, "ok")
-                durations = self._series["call_duration_seconds"].at(actor, endpoint)
-            durations[bisect_left(bounds, taken)] += 1
-            durations[_SUM] += taken
-            ended_well[0] += 1
-            return result
-
-        return counted
-
-    def around_sync(self, actor: str, endpoint: str, function: Function) -> Function:
-        def counted(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
-            start, outcome = time.perf_counter(), "ok"
-            try:
-                return function(instance, *args, **kwargs)
-            except BaseException as error:
-                outcome = outcome_of(error)
-                raise
-            finally:
-                with self._lock:
-                    self._count(actor, endpoint, outcome, time.perf_counter() - start)
-
-        return counted
-
-    def _count(self, actor: str, endpoint: str, outcome: str, taken: float) -> None:
-        self._series["calls_total"].at(actor, endpoint, outcome)[0] += 1
-        self._observe("call_duration_seconds", taken, actor, endpoint)
-
-    def _observe(self, name: str, seconds: float, *labels: str) -> None:
-        histogram = self._series[name].at(*labels)
-        histogram[bisect_left(CALL_BOUNDS, seconds)] += 1
-        histogram[_SUM] += seconds
-
     # The hooks.
 
     def _restarted(self, tasks: object, failure: Failure | None) -> None:
@@ -131,11 +79,15 @@ class Meter:
             self._series["restarts_total"].at(reason_of(failure))[0] += 1
 
     def _collective(self, operation: str, called: float, started: float, ended: float, state: str) -> None:
-        with self._lock:
-            self._series["collectives_total"].at(operation, "ok" if state == "done" else "error")[0] += 1
-            self._observe("collective_duration_seconds", ended - called, operation)
-            if started:
-                self._observe("collective_wait_seconds", started - called, operation)
+        self._series["collectives_total"].at(operation, "ok" if state == "done" else "error")[0] += 1
+        self._observe("collective_duration_seconds", ended - called, operation)
+        if started:
+            self._observe("collective_wait_seconds", started - called, operation)
+
+    def _observe(self, name: str, seconds: float, *labels: str) -> None:
+        histogram = self._series[name].at(*labels)
+        histogram[bisect_left(CALL_BOUNDS, seconds)] += 1
+        histogram[-1] += seconds
 
     def _link_over(self, peer: Peer, link: Link) -> None:
         self._add_link(self._ended_links.setdefault(self._kind(peer), Counter()), link)
@@ -145,6 +97,7 @@ class Meter:
     def snapshot(self) -> Snapshot:
         """All values now."""
         runtime = self._runtime
+        self._read_calls()
         found: Snapshot = {name: values for name, series in self._series.items() if (values := series.snapshot())}
         self._read_actors(found)
         self._read_links(found)
@@ -153,6 +106,19 @@ class Meter:
         found["dead_letters_total"] = {(): float(runtime.dead_letters.count)}
         found["folded_series"] = {(): float(sum(len(series.folded) for series in self._series.values()))}
         return found
+
+    def _read_calls(self) -> None:
+        durations, calls = self._fresh("call_duration_seconds"), self._fresh("calls_total")
+        for (actor, endpoint), tally in list(self._tallies.found.items()):
+            if count := sum(tally[:-1]):
+                for index, value in enumerate(tally):
+                    durations.at(actor, endpoint)[index] += value
+                calls.at(actor, endpoint, "ok")[0] += count
+        for (actor, endpoint, outcome), count in list(self._tallies.failed.items()):
+            calls.at(actor, endpoint, outcome)[0] += count
+            calls.at(actor, endpoint, "ok")[0] -= count
+        calls.values = {labels: value for labels, value in calls.values.items() if value[0]}
+        self._series["call_duration_seconds"], self._series["calls_total"] = durations, calls
 
     def _read_actors(self, found: Snapshot) -> None:
         series = {name: self._fresh(name) for name in ("actors", "mailbox_messages", "mailbox_messages_max", "calls_running")}

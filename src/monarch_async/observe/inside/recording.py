@@ -21,7 +21,8 @@ from monarch_async._runtime.context import Message, current_cell, current_messag
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.instrument import on_collective
 from monarch_async.observe.inside.cells import running
-from monarch_async.observe.inside.layers import Function, layers_of, outcome_of
+from monarch_async.observe.inside.layers import Function, layers_of
+from monarch_async.observe.inside.steps import outcome_of
 
 __all__ = ["CALL", "COLLECTIVE", "COUNTER", "FAULT", "HANDLER", "Page", "clock", "record"]
 

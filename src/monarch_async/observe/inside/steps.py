@@ -1,9 +1,9 @@
 """Measuring handlers: how long each takes, and how it ends, for as little as can be.
 
 Theory: a function around a handler would be a coroutine more for each message, which costs more than the measuring. Most handlers end in
-their first step, which their actor makes where the message arrives (`Cell._first_step`); so while somebody measures, actors make that step
-by another function, which takes the time right there. A handler that waits is measured where it goes on, and one that does not begin like
-this (it was queued, it is concurrent, it runs in a thread) by a function around it.
+their first step, which their actor makes where the message arrives (`Cell._begin`); so while somebody measures, actors do that by another
+function, which does the same and takes the time right there. A handler that waits is measured where it goes on, and one that does not begin
+like this (it was queued, it is concurrent, it runs in a thread) by a function around it.
 
 Rules: a tally is a list: counts of handlers that took up to each of `CALL_BOUNDS`, of those that took longer, and the sum of the seconds.
 Those that failed are in it, and in `failed` too.
@@ -19,13 +19,12 @@ from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
-from monarch_async._core.codec import loads
 from monarch_async._runtime.cell import Cell
-from monarch_async._runtime.context import SYNC, Handler, Message, current_message
+from monarch_async._runtime.context import SYNC, Handler, Message, State
 from monarch_async._runtime.resumed import Resumed
 from monarch_async.observe.metrics.families import CALL_BOUNDS, OTHER
 
-__all__ = ["Measured", "Tallies", "first_step", "outcome_of"]
+__all__ = ["Measured", "Tallies", "begin", "outcome_of"]
 
 _SUM = len(CALL_BOUNDS) + 1
 _LEAST = CALL_BOUNDS[0]
@@ -48,15 +47,15 @@ class Tallies:
 
 
 class Measured(Handler):
-    """A handler that is measured; `bare` is its function without that."""
+    """A handler that is measured; `inner` is the same without that."""
 
-    __slots__ = ("actor", "bare", "endpoint", "tallies", "tally")
+    __slots__ = ("actor", "endpoint", "inner", "tallies", "tally")
 
     def __init__(self, handler: Handler, actor: str, endpoint: str, tallies: Tallies) -> None:
         around = self._around_sync if handler.kind == SYNC else self._around_async
         super().__init__(around(handler.function), handler.kind, handler.concurrent, handler.explicit_port)
         self.actor, self.endpoint = actor, endpoint
-        self.bare = handler.function
+        self.inner = handler
         self.tallies = tallies
         self.tally = tallies.of(actor, endpoint)
 
@@ -103,8 +102,8 @@ class _Measured(Resumed):
 
     __slots__ = ("_handler", "_start")
 
-    def __init__(self, coroutine: Any, waits_for: Any, handler: Measured, start: float) -> None:
-        super().__init__(coroutine, waits_for)
+    def __init__(self, begun: Resumed, handler: Measured, start: float) -> None:
+        super().__init__(begun._coroutine, begun._waits_for)
         self._handler, self._start = handler, start
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -117,30 +116,37 @@ class _Measured(Resumed):
         return result
 
 
-def first_step(cell: Cell, message: Message, handler: Handler) -> Resumed:
-    """In place of the method of `Cell`, and as that, which it is as long as nobody measures."""
+def begin(cell: Cell, loop: asyncio.AbstractEventLoop, message: Message, handler: Handler) -> None:
+    """In place of `Cell._begin`, and with the same steps."""
     if type(handler) is not Measured:
-        return Cell._first_step(cell, message, handler)
-    current_message.set(message)
-    if message.body:
-        args, kwargs = loads(message.body, message.buffers or ())
-        start = _clock()
-        coroutine = handler.bare(cell.instance, *args, **kwargs)
-    else:
-        start = _clock()
-        coroutine = handler.bare(cell.instance)
+        Cell._begin(cell, loop, message, handler)
+        return
+    if not message.request:
+        cell.debt.owe(message)
+        if not cell.runtime.ticking:
+            cell.runtime.start_ticking()
+    task = cell.task
+    assert task is not None
+    cell.current = message
+    message.state = State.RUNNING
+    asyncio.tasks._enter_task(loop, task)
+    start = _clock()
     try:
-        waits_for = coroutine.send(None)
-    except StopIteration:
+        begun = cell.context.run(cell._first_step, message, handler.inner)
+    except StopIteration as end:
         taken = _clock() - start
         tally = handler.tally
         tally[0 if taken <= _LEAST else bisect_left(CALL_BOUNDS, taken)] += 1
         tally[_SUM] += taken
-        raise
+        cell._returned(message, end.value)
     except BaseException as error:
         handler.failed(error, _clock() - start)
-        raise
-    return _Measured(coroutine, waits_for, handler, start)
+        cell._raised(message, error)
+    else:
+        cell._handover = _Measured(begun, handler, start)
+        cell._wake_up()
+    finally:
+        asyncio.tasks._leave_task(loop, task)
 
 
 def outcome_of(error: BaseException) -> str:

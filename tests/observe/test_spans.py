@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from monarch_async import configure, endpoint, this_host
+from monarch_async.observe.job import Job
 from monarch_async.sending import MeshEndpoint
 from tests.observe.meters import Worker
 
@@ -136,3 +137,19 @@ async def test_without_the_option_nothing_is_carried(tracer: trace.Tracer) -> No
         await worker.step.call_one()
     assert type(worker.step) is MeshEndpoint
     assert [] == await worker.spans.call_one()
+
+
+async def test_a_debugger_stops_in_the_handler() -> None:
+    """Not in what makes its span, nor in OpenTelemetry."""
+    procs = this_host().spawn_procs(name="procs", bootstrap=provide)
+    worker: Any = procs.spawn("worker", Traced)
+    await worker
+    job = Job.here()
+    assert ["worker[0]"] == await job.stop_next("worker")
+    call = worker.step.call_one()
+    async with asyncio.timeout(20):
+        while not (stopped := await job.stopped()) or not stopped[0].waits:
+            await asyncio.sleep(0.02)
+    assert "-> if seconds:" in stopped[0].text
+    await job.pdb(stopped[0], "c")
+    assert 0.0 == await call

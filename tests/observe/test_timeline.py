@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
-from monarch_async import MeshFailure, endpoint, this_host
+from monarch_async import MeshFailure, attach_to_workers, configure, endpoint, shutdown, this_host
 from monarch_async._runtime.context import current_message
 from monarch_async.ambient import current_runtime
 from monarch_async.observe.inside import recording
 from monarch_async.observe.inside.layers import layers_of
 from monarch_async.observe.inside.recording import HANDLER, record
 from monarch_async.observe.job import Job
+from monarch_async.observe.metrics.serving import serve_metrics
 from monarch_async.observe.records import Recorded
-from tests.observe.meters import Worker
+from monarch_async.observe.timeline import record as record_all
+from tests.hosts.workers import make_key, worker
+from tests.observe.meters import Worker, scrape_all, values
 from tests.observe.trace_format import names_of, wrong_in
 
 
@@ -29,6 +32,12 @@ class Watched(Worker):
         message = current_message.get()
         assert message is not None
         return message.cell.handlers is not message.cell.behavior.handlers
+
+
+class Caller(Worker):
+    @endpoint
+    async def ask_all(self, others: Any) -> None:
+        await others.step.call(0.001)
 
 
 async def recorded(path: Path, seconds: float, during: Any) -> tuple[Recorded, dict[str, Any]]:
@@ -142,3 +151,45 @@ async def test_who_does_not_come_back_has_gone(monkeypatch: pytest.MonkeyPatch) 
         while runtime.parts["recorders"]:
             await asyncio.sleep(0.02)
     assert runtime.requests is before
+
+
+async def test_other_hosts_are_in_it(tmp_path: Path) -> None:
+    """Their clocks are measured; calls through the tree have their flows too, where a handler has made them; metrics have both hosts."""
+    before = configure()
+    configure(fan_out=1)
+    key = make_key(tmp_path)
+    try:
+        with worker("--key-file", key) as (url, _):
+            there = attach_to_workers([url], key=key).spawn_procs({"gpus": 2}, name="there")
+            workers: Any = there.spawn("workers", Watched)
+            near: Any = this_host().spawn_procs(name="near").spawn("near", Caller)
+            await workers
+            await near
+
+            async def during() -> None:
+                await near.ask_all.call_one(workers)
+                await workers.slice(gpus=0).step.call_one()
+
+            answer, trace = await recorded(tmp_path / "out.json", 1.0, during)
+            found, _, _ = await record_all(Job.here(patience=5.0)._survey, 0.1)
+            async with serve_metrics(patience=5.0) as served:
+                text = await scrape_all(served)
+            await shutdown()
+    finally:
+        configure(fan_out=before.fan_out)
+    assert [] == wrong_in(trace)
+    assert (6, 0) == (answer.processes, answer.silent)
+    assert all(-0.2 < recording.ahead < 0.2 for recording in found)
+    assert any(recording.ahead for recording in found)
+    names, threads = names_of(trace, "process_name"), names_of(trace, "thread_name")
+    ends = {event["id"]: event for event in trace["traceEvents"] if event["ph"] == "f"}
+    flows = {
+        (threads[event["pid"], event["tid"]], names[ends[event["id"]]["pid"]].split(" ")[0])
+        for event in trace["traceEvents"]
+        if event["ph"] == "s"
+    }
+    assert {("near[0]", "there[0]"), ("near[0]", "there[1]"), ("program", "there[0]")} <= flows
+    assert {("agent", "ready"): 2, ("client", "ready"): 1} == {
+        labels: value for labels, value in values(text, "processes").items() if labels[0] != "proc"
+    }
+    assert values(text, "link_sent_bytes_total")["tcp",] > 0

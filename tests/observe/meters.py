@@ -1,53 +1,18 @@
-"""Actors whose messages are counted, and what a scraper does."""
+"""What a scraper does."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
-from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from monarch_async import endpoint
-from monarch_async.actor import Actor
 from monarch_async.observe.metrics.serving import Served
 
-__all__ = ["Worker", "scrape", "scrape_all", "values"]
+__all__ = ["PREFIX", "scrape", "scrape_all", "values"]
 
 PREFIX = "monarch_async_"
-
-
-class Worker(Actor):
-    """Does what it is told."""
-
-    @endpoint
-    async def step(self, seconds: float = 0.0) -> float:
-        if seconds:
-            await asyncio.sleep(seconds)
-        return seconds
-
-    @endpoint
-    async def fail(self) -> None:
-        raise ValueError("on purpose")
-
-    @endpoint
-    def block(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    @endpoint
-    async def hold(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251  # the loop has to be late
-
-    @endpoint
-    async def ask(self, other: Any, seconds: float = 0.0) -> float:
-        answer: float = await other.step.call_one(seconds)
-        return answer
-
-    @endpoint
-    async def tell(self, other: Any) -> None:
-        await other.step.broadcast(0.0)
 
 
 async def scrape(url: str, token: str) -> str:

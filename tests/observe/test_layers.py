@@ -14,7 +14,7 @@ from monarch_async.ambient import current_runtime
 from monarch_async.observe.inside import layers as module
 from monarch_async.observe.inside.layers import Function, layers_of
 from monarch_async.observe.job import Job
-from tests.observe.meters import Worker
+from tests.observe.working import Worker
 
 
 class Seen:

@@ -14,12 +14,12 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from monarch_async import ProcState, Restart, UsageError, endpoint, this_host
-from monarch_async._runtime.context import current_message
+from monarch_async import Restart, UsageError, this_host
 from monarch_async._runtime.observing import from_environment
 from monarch_async.ambient import current_runtime
 from monarch_async.observe.metrics.serving import serve_metrics, token_file
-from tests.observe.meters import PREFIX, Worker, scrape, scrape_all, values
+from tests.observe.meters import PREFIX, scrape, scrape_all, values
+from tests.observe.working import Worker
 
 
 async def test_one_scrape_has_the_sums_of_all_processes() -> None:
@@ -171,7 +171,6 @@ async def test_the_environment_switches_it_on(monkeypatch: pytest.MonkeyPatch) -
     served = runtime.parts["metrics served"]
     text = await scrape_all(served)
     assert 1 == values(text, "calls_total")["Worker", "step", "ok"]
-    assert [ProcState.READY] == [health.state for health in (await procs.health()).values()]
     monkeypatch.setenv("MONARCH_ASYNC_METRICS", "everywhere")
     with pytest.raises(UsageError, match="MONARCH_ASYNC_METRICS: option 'metrics' must be a port"):
         from_environment(runtime.options.with_(metrics=""))
@@ -181,24 +180,14 @@ async def test_nothing_is_left_around_handlers() -> None:
     """While nobody asks handlers are as their class has them, and again when the page is closed; those that begin meanwhile are watched."""
     runtime = current_runtime()
     procs = this_host().spawn_procs(name="procs")
-    far: Any = procs.spawn("far", Handlers)
-    assert not await far.watched.call_one()
+    far: Any = procs.spawn("far", Worker)
+    assert not await far.is_watched.call_one()
     async with serve_metrics() as served:
         await scrape_all(served)
-        assert await far.watched.call_one()
-        later: Any = procs.spawn("later", Handlers)
-        assert await later.watched.call_one()
+        assert await far.is_watched.call_one()
+        later: Any = procs.spawn("later", Worker)
+        assert await later.is_watched.call_one()
         assert "meter" in runtime.parts
     assert "meter" not in runtime.parts
-    assert not await far.watched.call_one()
-    assert not await later.watched.call_one()
-
-
-class Handlers(Worker):
-    """Looks at its own."""
-
-    @endpoint
-    async def watched(self) -> bool:
-        message = current_message.get()
-        assert message is not None
-        return message.cell.handlers is not message.cell.behavior.handlers
+    assert not await far.is_watched.call_one()
+    assert not await later.is_watched.call_one()

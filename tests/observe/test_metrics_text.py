@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from bisect import bisect_left
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from monarch_async import observe
 from monarch_async._core.events import Failure
 from monarch_async.observe.inside.metering import reason_of
 from monarch_async.observe.metrics.counters import Labels, Series, Value, merge
@@ -38,7 +41,8 @@ LABELS = st.text(max_size=8)
 def test_any_label_and_number_survives_the_parser(values: dict[tuple[str, str, str], float]) -> None:
     """Quotes, backslashes, line ends and whatever else users call things."""
     values["a", "b", "ok"] = 1.5
-    families = {family.name: family for family in text_string_to_metric_families(render({"calls_total": dict(values)}))}
+    given: dict[Labels, Value] = {labels: value for labels, value in values.items()}  # noqa: C416 - to have another type
+    families = {family.name: family for family in text_string_to_metric_families(render({"calls_total": given}))}
     samples = families[f"{PREFIX}calls"].samples
     assert values == {tuple(sample.labels[name] for name in ("actor", "endpoint", "outcome")): sample.value for sample in samples}
 
@@ -107,3 +111,14 @@ def test_values_of_processes_are_added_or_the_largest_is_taken(kind: str, expect
 def test_reasons_are_few_words(failure: Failure | None, reason: str) -> None:
     """Whatever the text of a failure is."""
     assert reason == reason_of(failure)
+
+
+def test_what_the_package_offers() -> None:
+    """By its own name, loaded when it is first used: what is optional is not needed before."""
+    script = (
+        "import sys\nfrom monarch_async.observe import Job, attach, json_logging, serve_metrics\n"
+        "print([name for name in ('aiohttp', 'opentelemetry', 'prometheus_client') if name in sys.modules])"
+    )
+    assert "[]\n" == subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        observe.nothing  # type: ignore[attr-defined]  # noqa: B018

@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from monarch_async import configure, endpoint, this_host
 from monarch_async.observe.job import Job
 from monarch_async.sending import MeshEndpoint
-from tests.observe.meters import Worker
+from tests.observe.working import Worker
 
 exporter = InMemorySpanExporter()
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from monarch_async import MeshFailure, attach_to_workers, configure, endpoint, shutdown, this_host
-from monarch_async._runtime.context import current_message
+from monarch_async import MeshFailure, attach_to_workers, configure, shutdown, this_host
 from monarch_async.ambient import current_runtime
 from monarch_async.observe.inside import recording
 from monarch_async.observe.inside.layers import layers_of
@@ -22,22 +21,9 @@ from monarch_async.observe.metrics.serving import serve_metrics
 from monarch_async.observe.records import Recorded
 from monarch_async.observe.timeline import record as record_all
 from tests.hosts.workers import make_key, worker
-from tests.observe.meters import Worker, scrape_all, values
+from tests.observe.meters import scrape_all, values
 from tests.observe.trace_format import names_of, wrong_in
-
-
-class Watched(Worker):
-    @endpoint
-    async def is_watched(self) -> bool:
-        message = current_message.get()
-        assert message is not None
-        return message.cell.handlers is not message.cell.behavior.handlers
-
-
-class Caller(Worker):
-    @endpoint
-    async def ask_all(self, others: Any) -> None:
-        await others.step.call(0.001)
+from tests.observe.working import Worker
 
 
 async def recorded(path: Path, seconds: float, during: Any) -> tuple[Recorded, dict[str, Any]]:
@@ -53,7 +39,7 @@ async def recorded(path: Path, seconds: float, during: Any) -> tuple[Recorded, d
 async def test_calls_flow_through_processes(tmp_path: Path, failures: list[MeshFailure]) -> None:
     """A process for each rank, a track for each actor, flows from call to handler over two hops, counters; by the format's rules."""
     procs = this_host().spawn_procs({"gpus": 2}, name="gpus")
-    workers: Any = procs.spawn("workers", Watched)
+    workers: Any = procs.spawn("workers", Worker)
     await workers
     first, second = workers.slice(gpus=0), workers.slice(gpus=1)
     once = asyncio.Event()
@@ -63,7 +49,7 @@ async def test_calls_flow_through_processes(tmp_path: Path, failures: list[MeshF
         await second.block.call_one(0.002)
         if not once.is_set() and await first.is_watched.call_one():
             once.set()
-            failing: Any = procs.spawn("failing", Watched)
+            failing: Any = procs.spawn("failing", Worker)
             await failing.slice(gpus=0).fail.broadcast()
 
     answer, trace = await recorded(tmp_path / "out.json", 1.5, during)
@@ -98,6 +84,7 @@ async def test_who_does_not_answer_is_in_the_picture(tmp_path: Path) -> None:
     worker: Any = procs.spawn("worker", Worker)
     other: Any = others.spawn("other", Worker)
     await other
+    await worker.step.call_one()
     call = worker.step.call_one(60)
     os.kill((await others.health()).item().pid, signal.SIGSTOP)
     async with asyncio.timeout(10):
@@ -105,9 +92,9 @@ async def test_who_does_not_answer_is_in_the_picture(tmp_path: Path) -> None:
             await asyncio.sleep(0.02)
     answer, trace = await recorded(tmp_path / "out.json", 0.3, lambda: asyncio.sleep(0))
     assert [] == wrong_in(trace)
-    assert 1 == answer.silent
+    assert answer.silent >= 1
     slices = {event["name"]: event for event in trace["traceEvents"] if event["ph"] == "X"}
-    assert slices["frozen"]["dur"] >= 0.2e6
+    assert slices["frozen"]["dur"] >= 0.2e6  # in microseconds
     assert "unfinished" == slices["worker[0].step"]["args"]["outcome"]
     os.kill((await others.health()).item().pid, signal.SIGCONT)
     call.cancel()
@@ -161,8 +148,8 @@ async def test_other_hosts_are_in_it(tmp_path: Path) -> None:
     try:
         with worker("--key-file", key) as (url, _):
             there = attach_to_workers([url], key=key).spawn_procs({"gpus": 2}, name="there")
-            workers: Any = there.spawn("workers", Watched)
-            near: Any = this_host().spawn_procs(name="near").spawn("near", Caller)
+            workers: Any = there.spawn("workers", Worker)
+            near: Any = this_host().spawn_procs(name="near").spawn("near", Worker)
             await workers
             await near
 

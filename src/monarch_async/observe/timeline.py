@@ -1,7 +1,8 @@
 """What a whole job does for some seconds, as a timeline: recorded in all its processes, fetched while it goes on, put together here.
 
 Clocks: those of processes on this host are one, CLOCK_MONOTONIC. What another host's is ahead of it is measured: its agent is asked for the
-time some times, and the answer that took the shortest counts, as if it had been given half way.
+time some times, and the answer that took the shortest counts, as if it had been given half way. The calls that were seen on both sides make
+that better, since none begins before it was made.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from monarch_async.ids import ProcAddress
-from monarch_async.observe.inside.recording import Event, Page
+from monarch_async.observe.inside.recording import CALL, HANDLER, Event, Page
 from monarch_async.observe.records import Recorded
 from monarch_async.observe.survey import NoAnswer, Proc, Survey
 from monarch_async.observe.trace_events import Recording, Silence, trace_events
@@ -23,12 +24,10 @@ from monarch_async.observe.trace_events import Recording, Silence, trace_events
 __all__ = ["Recordings", "record"]
 
 FETCH = 0.5
-"""Seconds between two rounds of fetching what was recorded."""
-LOOK = 2
-"""Rounds between two looks at which processes there are."""
+"""Seconds between two rounds of fetching what was recorded, and looking which processes there are."""
 MOST = 1_000_000
 """Events that are kept of a job; what comes after them is dropped, and counted."""
-ASKED = 5
+ASKED = 9
 """How often a host is asked for its time."""
 
 
@@ -55,6 +54,7 @@ class _Followed:
         self.proc = proc
         self.number = number
         self.events: list[Event] = []
+        self.host = proc.address.host
         self.dropped = 0  # here, for lack of room
         self.dropped_there = 0
 
@@ -73,20 +73,17 @@ async def record(survey: Survey, seconds: float) -> tuple[list[Recording], float
         await _follow(session)
         ahead = await _clocks(session)
         until = time.monotonic() + seconds
-        for number in range(1 << 30):
-            left = until - time.monotonic()
-            if left <= 0:
-                break
+        while (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(FETCH, left))
             await asyncio.gather(*(_fetch(session, one) for one in list(session.followed.values())))
-            if number % LOOK == LOOK - 1:
-                await _follow(session)
+            await _follow(session)  # some are new, or answer again
         end = time.monotonic()
     finally:
         ends = [_fetch(session, one, end=True) for one in session.followed.values()]
         await asyncio.gather(*ends)
+    ahead = _corrected(ahead, list(session.followed.values()), survey.runtime.me.host)
     found = [
-        Recording(one.proc.uid, one.proc.name, one.proc.host, one.proc.pid, one.events, ahead.get(one.proc.address.host, 0.0), lost)
+        Recording(one.proc.uid, one.proc.name, one.proc.host, one.proc.pid, one.events, ahead.get(one.host, 0.0), lost)
         for one in session.followed.values()
         for lost in (one.dropped + one.dropped_there,)
     ]
@@ -140,7 +137,7 @@ async def _clocks(session: _Session) -> dict[str, float]:
     """By host, what its clock is ahead of this one's."""
     survey = session.survey
     here = survey.runtime.me.host
-    agents = {one.proc.address.host: one.proc.agent for one in session.followed.values() if one.proc.address.host != here}
+    agents = {one.host: one.proc.agent for one in session.followed.values() if one.host != here}
     aheads = await asyncio.gather(*(_ahead(survey, agent) for agent in agents.values()))
     return dict(zip(agents, aheads, strict=True))
 
@@ -156,6 +153,20 @@ async def _ahead(survey: Survey, agent: ProcAddress) -> float:
         after = time.monotonic()
         best = min(best, (after - before, there - (before + after) / 2))
     return best[1]
+
+
+def _corrected(ahead: Mapping[str, float], followed: Sequence[_Followed], here: str) -> dict[str, float]:
+    """The same, as far as calls between these hosts and this one allow it."""
+    starts = {(event[5], event[6]): (one.host, event[1]) for one in followed for event in one.events if event[0] == HANDLER and event[6]}
+    least, most = dict.fromkeys(ahead, float("-inf")), dict.fromkeys(ahead, float("inf"))
+    for one in followed:
+        for event in one.events:
+            host, start = starts.get((one.proc.uid, event[3]), ("", 0.0)) if event[0] == CALL else ("", 0.0)
+            if host in most and one.host == here:
+                most[host] = min(most[host], start - event[1])
+            elif host == here and one.host in least:
+                least[one.host] = max(least[one.host], event[1] - start)
+    return {host: min(max(value, least[host]), most[host]) for host, value in ahead.items()}
 
 
 def _write(path: Path, recordings: Sequence[Recording], begin: float, end: float) -> int:

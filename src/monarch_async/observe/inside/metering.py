@@ -48,29 +48,31 @@ class Meter:
         on_restart.append(self._restarted)
         on_collective.append(self._collective)
         runtime.on_session_over.append(self._link_over)
-        self._timer = runtime.loop.call_later(PACE, self._look, runtime.loop.time() + PACE)
+        self._task = runtime.tasks.start(self._watch(), name="metering")
 
     def end(self) -> None:
         """Count no more."""
         runtime = self._runtime
         if runtime.parts.get("meter") is self:
             del runtime.parts["meter"]
-            self._timer.cancel()
+            self._task.cancel()
             layers_of(runtime).measure(None)
             on_restart.remove(self._restarted)
             on_collective.remove(self._collective)
             runtime.on_session_over.remove(self._link_over)
 
-    def _look(self, due: float) -> None:
-        runtime = self._runtime
-        now = runtime.loop.time()
-        late = max(0.0, now - due)
-        self._lag[bisect_left(LAG_BOUNDS, late)] += 1
-        self._lag[-1] += late
-        if runtime.closing or (not self.held and time.monotonic() - self.asked > IDLE):
+    async def _watch(self) -> None:
+        """Look at the loop, until nobody asks any more or the runtime closes."""
+        loop = self._runtime.loop
+        try:
+            while self.held or time.monotonic() - self.asked < IDLE:
+                due = loop.time() + PACE
+                await asyncio.sleep(PACE)
+                late = max(0.0, loop.time() - due)
+                self._lag[bisect_left(LAG_BOUNDS, late)] += 1
+                self._lag[-1] += late
+        finally:
             self.end()
-        else:
-            self._timer = runtime.loop.call_later(PACE, self._look, now + PACE)
 
     # The hooks.
 

@@ -9,6 +9,7 @@ Rules: at most `KEPT` events wait to be fetched; when more come the oldest are d
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
@@ -92,14 +93,14 @@ class _Recorder:
         on_collective.append(self._collective)
         self._requests = _Calls(runtime.requests, self._call)
         runtime.requests = self._requests  # type: ignore[assignment]
-        self._timer = runtime.loop.call_later(PACE, self._sample, runtime.loop.time() + PACE)
+        self._task = runtime.tasks.start(self._watch(), name="recording")
 
     def end(self) -> None:
         """Write nothing down any more."""
         runtime = self._runtime
         if _recorders(runtime).pop(self._number, None) is None:
             return
-        self._timer.cancel()
+        self._task.cancel()
         layers_of(runtime).remove(self)
         on_collective.remove(self._collective)
         above: Any = None  # another recording that has begun since, and is between this one and the runtime
@@ -177,23 +178,28 @@ class _Recorder:
     def _collective(self, operation: str, called: float, started: float, ended: float, state: str) -> None:
         self._note((COLLECTIVE, called, ended, operation, state, started))
 
-    def _sample(self, due: float) -> None:
-        runtime = self._runtime
-        now, clock = runtime.loop.time(), time.monotonic()
-        if runtime.closing or clock - self.asked > IDLE:
+    async def _watch(self) -> None:
+        """Sample the load, until nobody asks any more or the runtime closes."""
+        try:
+            while time.monotonic() - self.asked < IDLE:
+                due = time.monotonic() + PACE
+                await asyncio.sleep(PACE)
+                self._sample(max(0.0, time.monotonic() - due))
+        finally:
             self.end()
-            return
+
+    def _sample(self, late: float) -> None:
+        runtime, now = self._runtime, time.monotonic()
         waiting = sum(len(cell.mailbox) for cell in list(runtime.busy))
         samples = (
             ("mailbox messages", waiting),
             ("link bytes queued", sum(link.backlog for link in runtime.links)),
-            ("loop lag (ms)", round(1000 * max(0.0, now - due), 3)),
+            ("loop lag (ms)", round(1000 * late, 3)),
             ("handlers ended", self._handled),
         )
         self._handled = 0
         for name, value in samples:
-            self._note((COUNTER, clock, name, value))
-        self._timer = runtime.loop.call_later(PACE, self._sample, now + PACE)
+            self._note((COUNTER, now, name, value))
 
     # What is fetched.
 

@@ -5,9 +5,9 @@
 * `ps` of 10,000 actors over 8 processes, from a visitor in this process that has asked once before.
 * `stack`, until it has the right line, in each way of being stuck.
 * The time of ``monarch-async --help``, start of the interpreter included; and the processor time, which other load does not change.
-* Calls with a `top` attached, looking once a second from another process, against without: for each second of the processor time of caller
-  and actor, and for each second on the clock, which says little where others use the machine too. In turns, the best of each, since what
-  disturbs only slows down.
+* Calls with a `top` attached, looking once a second from another process, with metrics on, and with both, against without: for each
+  second of the processor time of caller and actor, and for each second on the clock, which says little where others use the machine too.
+  In turns, the best of each, since what disturbs only slows down.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import aiohttp
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from monarch_async import Actor, ProcState, configure, endpoint, shutdown, this_host
 from monarch_async.observe.job import attach
+from monarch_async.observe.metrics.serving import serve_metrics
 
 ACTORS, PROCS = 10_000, 8
 TURN = 1.0
@@ -157,25 +160,33 @@ async def throughput(rounds: int) -> list[Row]:
             count += 100
         return count / (time.perf_counter() - start), count / (processor_time(pid) + time.process_time() - used)
 
-    without, attached = [], []
+    without, attached, counted, both = [], [], [], []
     await turn()
     for _ in range(rounds):
         without += [await turn(), await turn()]
+        async with serve_metrics(token="") as served, aiohttp.ClientSession() as session:
+            await (await session.get(served.url)).read()
+            counted += [await turn(), await turn()]
         words = [sys.executable, "-m", "monarch_async.cli", "top", "--job", JOB, "--json", "--count", "1000"]
         top = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE, limit=1 << 20)
         assert top.stdout is not None
         await top.stdout.readline()
         await top.stdout.readline()
         attached += [await turn(), await turn()]
+        async with serve_metrics(token="") as served, aiohttp.ClientSession() as session:
+            await (await session.get(served.url)).read()
+            both += [await turn(), await turn()]
         top.terminate()
         await top.communicate()
         await asyncio.sleep(5.5)  # until nothing counts any more
     await procs.stop()
-    title = "calls with an attached top, against without"
-    return [
-        Row(title, max(rate for _, rate in attached) / max(rate for _, rate in without), 0.95, "× per processor time", least=True),
-        Row(title, max(rate for rate, _ in attached) / max(rate for rate, _ in without), None, "× per second"),
-    ]
+    rows = []
+    for title, turns in (("an attached top", attached), ("metrics", counted), ("metrics and an attached top", both)):
+        title = f"calls with {title}, against without"
+        best = max(rate for _, rate in turns) / max(rate for _, rate in without)
+        rows.append(Row(title, best, 0.95, "× per processor time", least=True))
+        rows.append(Row(title, max(rate for rate, _ in turns) / max(rate for rate, _ in without), None, "× per second"))
+    return rows
 
 
 async def measure(rounds: int) -> list[Row]:
@@ -192,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [*help_times(10), *asyncio.run(measure(args.rounds))]
     for row in rows:
         bar = f"  (bar {row.bar:g})" if row.bar is not None else ""
-        print(f"{'ok  ' if row.ok else 'MISS'}  {row.title:46} {row.value:8.3f} {row.unit}{bar}", flush=True)
+        print(f"{'ok  ' if row.ok else 'MISS'}  {row.title:52} {row.value:8.3f} {row.unit}{bar}", flush=True)
     return 0 if all(row.ok for row in rows) else 1
 
 

@@ -16,7 +16,7 @@ from monarch_async._runtime.local import LocalLane
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.actor import importable
 from monarch_async.ambient import current_runtime
-from monarch_async.endpoints import Endpoint, definitions_of
+from monarch_async.endpoints import Binder, Endpoint, definitions_of
 from monarch_async.errors import UsageError
 from monarch_async.future import Future, MeshFuture, as_future
 from monarch_async.ids import ProcAddress
@@ -116,13 +116,18 @@ class ActorMesh(MeshOps):
         if not isinstance(self._cls, str):
             definition = definitions_of(self._cls).get(name)
             if definition is not None:
-                return MeshEndpoint(self._target, name, definition.binder)
+                return self._endpoint(name, definition.binder)
             if callable(getattr(self._cls, name, None)):
                 return NotAnEndpoint(self, name)
         elif name in self._endpoints:
-            return MeshEndpoint(self._target, name, None)
+            return self._endpoint(name, None)
         cls = self._cls if isinstance(self._cls, str) else self._cls.__qualname__
         raise AttributeError(f"{cls} has no endpoint {name!r}; it has {', '.join(sorted(self._endpoints)) or 'none'}")
+
+    def _endpoint(self, name: str, bind: Binder | None) -> MeshEndpoint:
+        """Where calls carry more than arguments, of the class that sees to that: see `observe.spans`."""
+        made: type[MeshEndpoint] = self._runtime.parts.get("endpoint class", MeshEndpoint)
+        return made(self._target, name, bind)
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Wait until every member is constructed; raises the error of a constructor that failed."""
@@ -244,8 +249,8 @@ def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: b
         raise TypeError(f"as_endpoint takes a method reached through a mesh of actors, not {method!r}")
     function = getattr(method.mesh._cls, method.name)
     if explicit_response_port:
-        return cast("Endpoint[..., Any]", MeshEndpoint(method.mesh._target, f"{method.name}(port)", compile_binder(function, 2)))
-    return cast("Endpoint[..., Any]", MeshEndpoint(method.mesh._target, f"{method.name}()", compile_binder(function)))
+        return cast("Endpoint[..., Any]", method.mesh._endpoint(f"{method.name}(port)", compile_binder(function, 2)))
+    return cast("Endpoint[..., Any]", method.mesh._endpoint(f"{method.name}()", compile_binder(function)))
 
 
 def owner_of_new_meshes(runtime: Runtime) -> tuple[ProcAddress, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Self
 
-__all__ = ["CUDA_IPC", "RDMA_BACKENDS", "Options"]
+__all__ = ["CUDA_IPC", "RDMA_BACKENDS", "Options", "parse_address"]
 
 MiB = 1 << 20
 RDMA_BACKENDS = ("auto", "local", "cma", "segment", "ucx", "tcp")
@@ -15,6 +15,14 @@ RDMA_BACKENDS = ("auto", "local", "cma", "segment", "ucx", "tcp")
 
 CUDA_IPC = ("auto", "always", "never")
 """Whether tensors on CUDA devices are lent between processes of one host: where it can be done, or else it is an error, or not at all."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``"9464"`` → ``("127.0.0.1", 9464)``; ``"HOST:PORT"``; port 0 is a free one. Raises `ValueError`."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"option 'metrics' must be a port or HOST:PORT, not {text!r}")
+    return host or "127.0.0.1", int(port)
 
 
 class _Settings(NamedTuple):
@@ -78,12 +86,19 @@ class _Settings(NamedTuple):
     """How many undeliverable messages are remembered."""
     job_name: str = ""
     """What the job is called where jobs are listed; by default after the program."""
+    metrics: str = ""
+    """Where the program serves the job's metrics from its start on: ``"9464"``, a port of 127.0.0.1, or ``"HOST:PORT"``. Empty: nowhere,
+    and nothing is counted before somebody asks. Also by ``MONARCH_ASYNC_METRICS``. See docs/metrics.md."""
+    spans: bool = False
+    """Whether handlers are OpenTelemetry spans, in processes that have a tracer provider. Also by ``MONARCH_ASYNC_SPANS=1``."""
+    log_json: bool = False
+    """Whether what is logged, and what processes print, is shown as JSON lines. Also by ``MONARCH_ASYNC_LOG_JSON=1``."""
 
 
 class Options(_Settings):
     """Bounds in messages and bytes, times in seconds.
 
-    Raises `ValueError` when a figure is not positive or a backend is none, and `TypeError` for an unknown name.
+    Raises `ValueError` when a figure is not positive, a backend is none or an address has no port, and `TypeError` for an unknown name.
     """
 
     __slots__ = ()
@@ -96,6 +111,8 @@ class Options(_Settings):
             raise ValueError(f"option 'rdma_backend' must be one of {', '.join(RDMA_BACKENDS)}, not {backend!r}")
         if (ipc := settings.get("cuda_ipc", "auto")) not in CUDA_IPC:
             raise ValueError(f"option 'cuda_ipc' must be one of {', '.join(CUDA_IPC)}, not {ipc!r}")
+        if metrics := settings.get("metrics", ""):
+            parse_address(metrics)
         for name, value in settings.items():
             if not isinstance(value, bool | str) and value <= 0:
                 raise ValueError(f"option {name!r} must be positive, got {value!r}")

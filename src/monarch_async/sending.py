@@ -50,7 +50,7 @@ class Collector(Waiter, Protocol):
 class MeshEndpoint(Endpoint[..., Any]):
     """One endpoint on one mesh; see `Endpoint`."""
 
-    __slots__ = ("_bind", "_name", "_retry", "_return_exceptions", "_target", "_timeout")
+    __slots__ = ("_bind", "_name", "_plain", "_retry", "_return_exceptions", "_target", "_timeout")
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         self._timeout = timeout
         self._retry = retry
         self._return_exceptions = return_exceptions
+        self._plain = timeout is None  # outside of handlers its calls carry nothing but arguments
 
     def __repr__(self) -> str:
         return f"<endpoint {self._name} of {self._target.name}>"
@@ -87,7 +88,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         check_timeout(timeout)
         if retry < 0:
             raise UsageError(f"retry is how often to send again, 0 or more, not {retry!r}")
-        return MeshEndpoint(self._target, self._name, self._bind, timeout, retry, return_exceptions)
+        return type(self)(self._target, self._name, self._bind, timeout, retry, return_exceptions)
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
         target = self._target
@@ -109,7 +110,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         future.lane = lane
         future.request = request = next(runtime.requests)
         handler = current_message.get()
-        extras = None if handler is None and self._timeout is None else self._extras(handler, request)
+        extras = None if handler is None and self._plain else self._extras(handler, request)
         waiter: Waiter = future
         if isinstance(lane, LocalLane):
             if self._retry:
@@ -176,7 +177,14 @@ class MeshEndpoint(Endpoint[..., Any]):
         self._cast(args, kwargs, sent, None)
         return sent
 
-    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], sent: Sent, pickled: tuple[bytes, Buffers] | None) -> None:
+    def _cast(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        sent: Sent,
+        pickled: tuple[bytes, Buffers] | None,
+        extras: dict[str, Any] | None = None,
+    ) -> None:
         lanes = self._target.lanes
         if pickled is None and (args or kwargs) and any(isinstance(lane, Lane) for lane in lanes):
             pickled = dumps((args, kwargs))
@@ -187,13 +195,13 @@ class MeshEndpoint(Endpoint[..., Any]):
                 lane.check(size)
         name = self._name
         groups = self._target.groups
-        done = self._through_tree(groups, None, None, (body, buffers), None) if groups else _NONE
+        done = self._through_tree(groups, None, None, (body, buffers), extras) if groups else _NONE
         for index, (lane, rank) in enumerate(zip(lanes, self._target.ranks, strict=True)):
             if index in done:
                 continue
             if isinstance(lane, LocalLane):
-                lane.send(name, 0, rank, args, kwargs, None, None)
-            elif not lane.cast(name, rank, body, buffers, None):
+                lane.send(name, 0, rank, args, kwargs, extras, None)
+            elif not lane.cast(name, rank, body, buffers, extras):
                 sent.fail(self._target.runtime, lane, name)
 
     def _through_tree(
@@ -234,7 +242,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         target = self._target
         index = int.from_bytes(os.urandom(4), "little") % len(target.lanes)
         one = Target(target.runtime, target.name, Shape.of(), [target.lanes[index]], [target.ranks[index]])
-        return MeshEndpoint(one, self._name, self._bind, self._timeout, self._retry, self._return_exceptions)
+        return type(self)(one, self._name, self._bind, self._timeout, self._retry, self._return_exceptions)
 
     def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any], waiter: Collector) -> Sent:
         """Call it on every member; `waiter` gets the answers."""
@@ -256,7 +264,7 @@ class MeshEndpoint(Endpoint[..., Any]):
         if (args or kwargs) and any(isinstance(lane, Lane) for lane in lanes):
             pickled = dumps((args, kwargs))
         handler = current_message.get()
-        extras = None if handler is None and self._timeout is None else self._extras(handler, requests[0])
+        extras = None if handler is None and self._plain else self._extras(handler, requests[0])
         if self._retry:
             pickled = pickled[0], _kept(runtime, *pickled)
             args, kwargs = self._own(args, kwargs)

@@ -33,13 +33,14 @@ SentFrame = tuple[int, int, int, bytes, bytes | memoryview]
 class Outbound:
     """The sending half: what has been numbered and is not acknowledged yet."""
 
-    __slots__ = ("acknowledged", "pending", "pending_bytes", "sequence")
+    __slots__ = ("acknowledged", "acknowledged_bytes", "pending", "pending_bytes", "sequence")
 
     def __init__(self) -> None:
         self.sequence = 0
         self.acknowledged = 0
         self.pending: deque[SentFrame] = deque()  # sequences acknowledged+1 … sequence, without a gap
         self.pending_bytes = 0  # sum of their headers and bulks
+        self.acknowledged_bytes = 0  # the same of all before them
 
     def number(self, kind: int, flags: int, header: bytes, bulk: bytes | memoryview = b"") -> int:
         """Give a frame the next number, which is returned, and keep it."""
@@ -55,10 +56,11 @@ class Outbound:
             return
         if sequence > self.sequence:
             raise ProtocolError(f"the peer acknowledges frame {sequence}, of which only {self.sequence} were sent")
-        pending = self.pending
+        pending, before = self.pending, self.pending_bytes
         for _ in range(count):
             _, _, _, header, bulk = pending.popleft()
             self.pending_bytes -= len(header) + len(bulk)
+        self.acknowledged_bytes += before - self.pending_bytes
         self.acknowledged = sequence
 
     def resume(self, received: int) -> list[SentFrame]:

@@ -177,6 +177,7 @@ class Cell(Life):
                 if not await self._handle(message, handler):
                     self._renew()
                     return False
+                handlers = self.handlers  # others may watch them meanwhile
                 continue
             self.current = message
             message.state = State.RUNNING
@@ -199,6 +200,7 @@ class Cell(Life):
             handled += 1
             if not handled % YIELD_EVERY:
                 await asyncio.sleep(0)
+                handlers = self.handlers
         return True
 
     def _returned(self, message: Message, result: Any) -> bool:

@@ -27,6 +27,7 @@ from monarch_async._runtime.context import Message
 from monarch_async._runtime.control import STOP, Control
 from monarch_async._runtime.current import install, uninstall
 from monarch_async._runtime.jobfile import RELEASE, JobFile, birth_of, default_name, remove_job_file, this_machine
+from monarch_async._runtime.observing import from_environment
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask, base_service
@@ -50,6 +51,7 @@ class Client:
     """Ends the job when the loop does; see `ambient`."""
 
     def __init__(self, options: Options, key: bytes | None = None) -> None:
+        options = from_environment(options)
         uid, host = new_uid(), new_uid()
         self.directory = make_directory()
         unix = os.path.join(self.directory, "agent")

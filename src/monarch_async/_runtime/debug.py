@@ -18,7 +18,7 @@ import sys
 import threading
 from importlib import import_module
 from queue import SimpleQueue
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from monarch_async._runtime.cell import Cell
@@ -34,6 +34,7 @@ __all__ = ["Debugger", "Stop"]
 
 _PDB = "monarch_async._runtime.remote_pdb"
 """Loaded at the first breakpoint."""
+_WATCHING = "monarch_async.observe."
 
 Stop = tuple[int, str, int, str, str, str, int, bool, str]
 """A session: number, mesh, rank, endpoint, thread, file and line where it stands, whether it waits for a command, pdb's last words."""
@@ -221,27 +222,36 @@ class Debugger:
 
     def _arming(self, key: int, handler: Handler) -> Handler:
         function = handler.function
+        code = _code_inside(function)
         if handler.kind == ASYNC:
 
             async def begin(*args: Any, **kwargs: Any) -> Any:
-                self._begin(key)
+                self._begin(key, code)
                 return await function(*args, **kwargs)
 
             armed = in_steps(begin)
         else:
 
             def armed(*args: Any, **kwargs: Any) -> Any:
-                self._begin(key)
+                self._begin(key, code)
                 return function(*args, **kwargs)
 
         return Handler(armed, handler.kind, handler.concurrent, handler.explicit_port)
 
-    def _begin(self, key: int) -> None:
+    def _begin(self, key: int, code: CodeType | None) -> None:
         if key in self._armed:
             self._armed.discard(key)
             session = self._session()
             _say(f"stopped{_name(session)}, as was asked for: `pdb` in the console goes there")
-            session.pdb.stop_next()
+            session.pdb.stop_next(code)
+
+
+def _code_inside(function: Any) -> CodeType | None:
+    """What is to be stopped in, where others watch handlers by functions of their own around it; `None` where nobody does."""
+    inside = function
+    while getattr(inside, "__module__", "").startswith(_WATCHING) and hasattr(inside, "__wrapped__"):
+        inside = inside.__wrapped__
+    return getattr(inside, "__code__", None) if inside is not function else None
 
 
 def _name(session: _Session) -> str:

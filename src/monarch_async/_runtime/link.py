@@ -54,6 +54,7 @@ class Link(Outgoing):
         self.inbound_calls: dict[int, Message] = {}  # requests of the peer that have no answer yet
         self.broken: ProtocolError | None = None  # set when the same frame was bad over two connections: end the link
         self.connections = 0  # how many there have been
+        self.received_bytes = 0  # over all of them
         self.last_heard = 0.0
         self.held = False  # what comes in has to wait for what comes through the tree; see `branch`
         self.said_goodbye = False  # the peer has told that it sends no more
@@ -122,6 +123,7 @@ class Link(Outgoing):
 
     def received(self, size: int) -> None:
         reader, outbound = self._reader, self._outbound
+        self.received_bytes += size
         self._gathering = self._scheduled  # what is gathered already leaves first
         messages = reader.single(size)
         if messages:

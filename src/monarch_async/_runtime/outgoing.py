@@ -88,6 +88,7 @@ class Outgoing:
         self._pool = pool
         self._inbound = inbound  # what has come in rides as an acknowledgement on what goes out
         self._outbound = Outbound()
+        self._sent_before = 0  # bytes, of a session that has ended
         self._seal: Seal | None = None
         self._out: Connection | None = None  # the connection, once everything is resent and new frames may be written
         self._again: deque[SentFrame] = deque()  # to be resent
@@ -195,6 +196,12 @@ class Outgoing:
     def backlog(self) -> int:
         """Bytes that are written and not acknowledged, or wait to be written."""
         return self._outbound.pending_bytes + self._batch_bytes + self._waiting
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of all numbered frames, each once, however often it was written. Acknowledgements and probes are not among them."""
+        outbound = self._outbound
+        return self._sent_before + outbound.acknowledged_bytes + outbound.pending_bytes + PRELUDE.size * outbound.sequence
 
     def undelivered(self) -> list[bytes]:
         """The small messages of which the peer has not said that it has them, each item a packed array of some."""
@@ -339,6 +346,7 @@ class Outgoing:
         self._queue.clear()
         self._sent.clear()  # a closing connection may still read from their buffers, which are left to the garbage collector
         self._batch_bytes = self._waiting = 0
+        self._sent_before = self.sent_bytes
         self._outbound = Outbound()
         self._wake_drained()
 

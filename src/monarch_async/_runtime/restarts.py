@@ -25,6 +25,7 @@ from monarch_async._core.instructions import Cause, Escalate, Exit, Finished, In
 from monarch_async._core.supervision import AutoShutdown, Supervision
 from monarch_async._core.supervision_states import ChildState, Phase
 from monarch_async._runtime.tasks import TaskSet
+from monarch_async.instrument import on_restart
 from monarch_async.restart import Restart
 
 __all__ = ["Crew", "Driver"]
@@ -74,6 +75,7 @@ class Driver:
         self.engine = Supervision(size, restart, random=random.random, auto_shutdown=auto_shutdown)
         self._one_by_one = one_by_one
         self._failures: dict[int, Failure] = {}  # the last of each child
+        self._failed: dict[int, int] = {}  # the life that it was of
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -93,7 +95,7 @@ class Driver:
     def exited(self, life: Life, reason: Exit, failure: Failure) -> None:
         """This life has ended by itself, or with something that was restarted."""
         if life.incarnation == self.engine.incarnation(life.child):
-            self._failures[life.child] = failure
+            self._failures[life.child], self._failed[life.child] = failure, life.incarnation
         self._follow(self.engine.exited(*life, reason, self._loop.time()))
 
     def shutdown(self) -> None:
@@ -139,6 +141,8 @@ class Driver:
                 await self._start(life)
 
     async def _start(self, life: Life) -> None:
+        for told in on_restart:
+            told(self._tasks, self._failures[life.child] if self._failed.get(life.child) == life.incarnation - 1 else None)
         try:
             await self._crew.start_life(life)
         except Exception as error:

@@ -20,6 +20,7 @@ from monarch_async._runtime.behavior import Behavior, CellState
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import Message, Origin, State, Waiter, current_cell, current_message
 from monarch_async._runtime.inspecting import alter_runtime, inspect_runtime
+from monarch_async._runtime.observing import begin_observing
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.serving import LATER
@@ -113,6 +114,7 @@ class Service:
         runtime.others_wait = self._others_wait
         runtime.parts["audit"] = self.audit
         runtime.on_peer_gone.append(self._peer_gone)
+        begin_observing(runtime)
 
     def spawn(
         self,

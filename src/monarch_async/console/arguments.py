@@ -65,6 +65,11 @@ def _stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", default="", metavar="TEXT", help="for whoever calls it from now on")
 
 
+def _timeline(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="the .json to write")
+    parser.add_argument("--seconds", type=_seconds, default=5.0, metavar="S", help="for how long (5)")
+
+
 def _bundle(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="the .tar.gz to write")
 
@@ -98,6 +103,7 @@ READS: dict[str, tuple[str, _Add]] = {
     "state": ("the attributes of an actor", _target()),
     "trace": ("the next messages of an actor, with sender, size, duration, outcome", _trace),
     "profile": ("where a process spends its time, as a flame graph", _profile),
+    "timeline": ("what all processes do for some seconds, for ui.perfetto.dev", _timeline),
     "bundle": ("all of this in one file for a report, without keys", _bundle),
 }
 WRITES: dict[str, tuple[str, _Add]] = {

@@ -97,6 +97,17 @@ async def _profile(job: Job, args: argparse.Namespace) -> None:
     print_records(args, found, lambda profile: "\n".join([head, *profile.folded.splitlines()[:20]]) + where)
 
 
+async def _timeline(job: Job, args: argparse.Namespace) -> None:
+    print_records(args, await job.timeline(args.file, args.seconds), _recorded)
+
+
+def _recorded(found: Any) -> str:
+    lost = f", {found.dropped} more were dropped" if found.dropped else ""
+    silent = f", {found.silent} did not answer" if found.silent else ""
+    where = f"{found.file}: open it at https://ui.perfetto.dev"
+    return f"{found.events} events of {found.processes} processes in {found.seconds:g} s{lost}{silent}\n{where}"
+
+
 async def _bundle(job: Job, args: argparse.Namespace) -> None:
     path = await job.bundle(args.file)
     print_records(args, {"file": str(path)}, lambda found: found["file"])
@@ -138,5 +149,6 @@ _COMMANDS: dict[str, Callable[[Job, argparse.Namespace], Any]] = {
     "trace": _trace,
     "profile": _profile,
     "bundle": _bundle,
+    "timeline": _timeline,
     "eval": _eval,
 }

@@ -116,6 +116,8 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("LOST", "reconnects", text),
         ("SENT", "sent", text),
         ("RECEIVED", "received", text),
+        ("OUT", "sent_bytes", size),
+        ("IN", "received_bytes", size),
         ("QUEUED", "queued", size),
         ("MESSAGES", "messages", text),
         ("BYTES", "bytes", size),

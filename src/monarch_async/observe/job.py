@@ -51,6 +51,7 @@ from monarch_async.observe.records import (
 from monarch_async.observe.stacks import stack_rows
 from monarch_async.observe.stories import all_events, causes
 from monarch_async.observe.survey import NoAnswer, Survey, label
+from monarch_async.observe.timeline import Recordings
 from monarch_async.observe.tree import tree_rows
 from monarch_async.observe.visits import LEASE, leave, visiting_runtime
 from monarch_async.observe.waits import call_rows, hops
@@ -66,7 +67,7 @@ LIMITS = (100_000, 1 << 30)
 """Bounds on what is under way to the actors of a reference, in messages and bytes."""
 
 
-class Job(Actions, Breakpoints):
+class Job(Actions, Breakpoints, Recordings):
     """See the module's text. Use it in the event loop in which it was made."""
 
     def __init__(

@@ -26,6 +26,7 @@ __all__ = [
     "LogLine",
     "ProcRow",
     "Profile",
+    "Recorded",
     "StackRow",
     "StateRow",
     "TopRow",
@@ -168,7 +169,8 @@ class LinkRow(NamedTuple):
 
     `sent` and `received` count frames. `queued` are bytes that are sent and not acknowledged, or wait to be sent; `messages` and `bytes`
     what the receiver's mailboxes have not given credit for; `calls` those without an answer. `reconnects` counts lost connections, `silent`
-    is the time since the other side was heard of.
+    is the time since the other side was heard of. `sent_bytes` and `received_bytes` are all bytes so far: of what is sent each frame once,
+    without acknowledgements; of what is received whatever was read.
     """
 
     process: str
@@ -183,6 +185,8 @@ class LinkRow(NamedTuple):
     bytes: int
     calls: int
     silent: float | None
+    sent_bytes: int
+    received_bytes: int
 
 
 class DeadLetterRow(NamedTuple):
@@ -266,6 +270,21 @@ class Profile(NamedTuple):
     tool: str
     folded: str
     svg: str
+
+
+class Recorded(NamedTuple):
+    """A timeline that was written: seconds, processes that are in it, events, flows from calls to handlers.
+
+    `dropped` are events that there was no room for, `silent` processes that did not answer.
+    """
+
+    file: str
+    seconds: float
+    processes: int
+    events: int
+    flows: int
+    dropped: int
+    silent: int
 
 
 class Done(NamedTuple):

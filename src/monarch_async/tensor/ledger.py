@@ -12,6 +12,8 @@ from collections import deque
 from types import FrameType
 from typing import NamedTuple
 
+from monarch_async.instrument import on_collective
+
 __all__ = ["Entry", "GroupReport", "Ledger", "LedgerEntry", "callers_line"]
 
 KEPT = 256
@@ -91,6 +93,8 @@ class Ledger:
             self.last_done = f"operation {entry.number}, {entry.operation}"
         else:
             entry.state, entry.error = "failed", f"{type(error).__name__}: {error}"[:500]
+        for told in on_collective:
+            told(entry.operation, entry.called, entry.started, entry.ended, entry.state)
 
     def entries(self) -> list[LedgerEntry]:
         return [entry.copy() for entry in self._entries]

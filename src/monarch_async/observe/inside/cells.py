@@ -168,6 +168,8 @@ def links(runtime: Runtime) -> list[tuple[Any, ...]]:
                 sum(lane.bytes for lane in lanes),
                 len(link.pending),
                 now - link.last_heard if link.last_heard else None,
+                link.sent_bytes,
+                link.received_bytes,
             )
         )
     return rows

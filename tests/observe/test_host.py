@@ -1,0 +1,82 @@
+"""What an agent does to the processes of its host, and what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from monarch_async import ProcState, UsageError
+from monarch_async.observe.inside import host
+from monarch_async.observe.job import Job
+from tests.api.waiting import until
+from tests.observe.zoo import BUSY, FROZEN, Zoo
+
+
+async def becomes(zoo: Zoo, rank: int, state: ProcState) -> None:
+    """Wait until a process is known to be in this state."""
+    cage = zoo.cages.slice(gpus=rank)
+    async with asyncio.timeout(10):
+        while (await cage.health()).item().state is not state:
+            await asyncio.sleep(0.02)
+
+
+async def test_two_stacks_at_once_of_a_frozen_process(zoo: Zoo) -> None:
+    """One moment serves both; afterwards it is still known when the process goes on."""
+    await zoo.start(FROZEN)
+    job = Job.here()
+    (first,), (second,) = await asyncio.gather(job.stack(f"cages[{FROZEN}]"), job.stack(f"animals[{FROZEN}]"))
+    assert first.text == second.text
+    assert "in wait" in first.text
+    await job.thaw(f"cages[{FROZEN}]")
+    await becomes(zoo, FROZEN, ProcState.BUSY)
+
+
+async def test_a_process_that_is_thawed_while_its_stack_is_taken_goes_on(zoo: Zoo) -> None:
+    """Whether that comes before it is let go on for the stack or within that moment, it is not halted again."""
+    await zoo.start(BUSY)
+    survey = Job.here()._survey
+    (cage,) = [proc for proc in await survey.procs() if proc.name == f"cages[{BUSY}]"]
+    for _ in range(2):
+        await survey.alter(cage.agent, "freeze", cage.name, "", cage.uid)
+        await becomes(zoo, BUSY, ProcState.FROZEN)
+        stack = asyncio.ensure_future(survey.inspect(cage.agent, "stack", cage.uid, limit=5.0))
+        await asyncio.sleep(0)  # the question leaves before what follows, and its answer takes longer
+        await survey.alter(cage.agent, "thaw", cage.name, "", cage.uid)
+        await stack
+        assert "T" != Path(f"/proc/{cage.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        await becomes(zoo, BUSY, ProcState.BUSY)
+
+
+@pytest.fixture
+def slow_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `py-spy` that never answers; it writes its pid where the path says."""
+    told = tmp_path / "pid"
+    program = tmp_path / host.PY_SPY
+    program.write_text(f"#!/bin/sh\necho $$ > {told}.new\nmv {told}.new {told}\nexec sleep 1000\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return told
+
+
+async def test_py_spy_ends_with_who_asks(slow_py_spy: Path) -> None:
+    """One that is cancelled, and one that has waited long enough."""
+    asked = asyncio.ensure_future(host._spy("dump"))
+    await until(slow_py_spy.exists)
+    pid = int(slow_py_spy.read_text())
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(UsageError, match="did not answer within"):
+        await host._spy("dump", limit=0.1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), 1e9])
+async def test_a_profile_is_bounded(zoo: Zoo, seconds: float) -> None:
+    """One that would take no time, or for ever, is refused."""
+    with pytest.raises(UsageError, match="at most 600 s"):
+        await Job.here().profile("cages[0]", seconds)

@@ -66,10 +66,21 @@ class Holder(Actor):
         self.kept.clear()
 
     @endpoint
+    async def forget_last(self) -> None:
+        self.kept.pop()
+
+    @endpoint
     async def fill(self, value: Any) -> None:
         """Write to all that is kept."""
         for kept in self.kept:
             kept[:] = value
+
+    @endpoint
+    async def write_first(self, value: Any) -> list[bytes]:
+        """Write to the beginning of the first of the parts that came last; the first eight bytes of each of them then."""
+        parts = self.kept[-1]
+        parts[0][: len(value)] = value
+        return [bytes(part[:8]) for part in parts]
 
     @endpoint
     async def content(self) -> list[bytes]:
@@ -118,6 +129,12 @@ class Holder(Actor):
         """Its process, blocks lent, blocks on lease, mappings."""
         lending = lending_here()
         return os.getpid(), loans_here(), lending.borrowing.leases, mapped_segments()
+
+    @endpoint
+    async def private_memory(self) -> int:
+        """Bytes of memory that its process shares with nobody."""
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
 
     @endpoint
     async def collect(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import torch
 
-from monarch_async import Actor, RDMABuffer, current_rank, endpoint
+from monarch_async import Actor, RDMABuffer, current_rank, endpoint, shared_buffer
 from monarch_async._runtime.buffers import Buffers
 from monarch_async._runtime.transfers import Transfers
 from monarch_async.ambient import current_runtime
@@ -34,9 +34,11 @@ class Owner(Actor):
         self.memory: dict[RDMABuffer, Any] = {}
 
     @endpoint
-    async def make(self, content: bytes, backend: str | None = None) -> RDMABuffer:
-        """A buffer of a bytearray."""
-        return self._keep(bytearray(content), backend)
+    async def make(self, content: bytes, backend: str | None = None, shared: bool = False) -> RDMABuffer:
+        """A buffer of a bytearray, or of shared memory."""
+        memory = shared_buffer(len(content)) if shared else bytearray(content)
+        memory[:] = content
+        return self._keep(memory, backend)
 
     @endpoint
     async def make_zeros(self, size: int, backend: str | None = None) -> RDMABuffer:

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from monarch_async import ProcMesh, RDMAAction, RDMABuffer, configure, shutdown_context, this_host, this_proc
+from monarch_async import ProcMesh, RDMAAction, RDMABuffer, configure, shared_buffer, shutdown_context, this_host, this_proc
 from monarch_async.options import Options
 from tests.api.owners import Owner, pattern
 
@@ -46,6 +46,18 @@ async def test_read_and_write(owner: Any, backend: str, size: int) -> None:
     await buffer.read_into(bytearray(), offset=size)
     await buffer.write_from(b"", offset=7)
     assert expected == await owner.content.call_one(buffer)
+
+
+@pytest.mark.parametrize("backend", ["local", "cma", "segment", "tcp"])
+async def test_shared_memory_of_this_process(backend: str) -> None:
+    """By every way by name, also of memory that only may be read."""
+    content = pattern(3 << 20)
+    memory = shared_buffer(len(content))
+    memory[:] = content
+    for what in (memory, memory.toreadonly()):
+        target = bytearray(len(content))
+        await RDMABuffer(what, backend=backend).read_into(target)
+        assert content == target
 
 
 async def test_tensors_and_arrays(owner: Any, backend: str) -> None:

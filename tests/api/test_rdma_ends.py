@@ -27,12 +27,15 @@ from monarch_async import (
     this_proc,
 )
 from monarch_async.rdma import _buffer
+from tests.api.lending_actors import lending_here
 from tests.api.owners import Owner, halves, pattern
 from tests.api.waiting import until
 
 SIZE = 64 << 20
 ENDLESS = 2000
 """So many copies of `SIZE` bytes take minutes."""
+LAST = 300_000
+"""More than is copied at once."""
 
 
 class Endless:
@@ -40,11 +43,11 @@ class Endless:
 
     def __init__(self, buffer: RDMABuffer) -> None:
         self.target = bytearray(buffer.size)
-        self.last = bytearray(b"x")
+        self.last = bytearray(b"x" * LAST)
         self.action = RDMAAction()
         for _ in range(ENDLESS):
             self.action.read_into(buffer, self.target)
-        self.action.read_into(buffer, self.last, size=1)
+        self.action.read_into(buffer, self.last, size=LAST)
         self.done = self.action.submit()
 
     async def begun(self) -> None:
@@ -55,12 +58,19 @@ class Endless:
         """Whether nobody writes to the target."""
         self.target[:] = bytes(len(self.target))
         time.sleep(0.02)
-        return not any(self.target[::4096]) and self.last == b"x"
+        return not any(self.target[::4096]) and self.last == b"x" * LAST
 
 
-async def test_a_copy_is_cancelled(owner: Any, backend: str) -> None:
+@pytest.fixture(params=["ordinary", "shared"])
+def memory(request: pytest.FixtureRequest) -> str:
+    """What kind of memory the owner's is."""
+    kind: str = request.param
+    return kind
+
+
+async def test_a_copy_is_cancelled(owner: Any, backend: str, memory: str) -> None:
     """When the awaiting task hears of it no more is written; the buffer can be used again."""
-    buffer = await owner.make.call_one(pattern(SIZE), backend)
+    buffer = await owner.make.call_one(pattern(SIZE), backend, memory == "shared")
     endless = Endless(buffer)
     await endless.begun()
     assert endless.done.cancel()
@@ -78,9 +88,9 @@ async def test_a_copy_is_cancelled(owner: Any, backend: str) -> None:
     assert pattern(SIZE) == endless.target
 
 
-async def test_dropped_while_it_is_copied(owner: Any, backend: str) -> None:
+async def test_dropped_while_it_is_copied(owner: Any, backend: str, memory: str) -> None:
     """The copy fails, and the drop is done when it has come to rest. Neither side keeps anything of it."""
-    buffer = await owner.make.call_one(pattern(SIZE), backend)
+    buffer = await owner.make.call_one(pattern(SIZE), backend, memory == "shared")
     endless = Endless(buffer)
     await endless.begun()
     await buffer.drop()
@@ -93,9 +103,9 @@ async def test_dropped_while_it_is_copied(owner: Any, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cma", "segment", "tcp"])
-async def test_the_owner_is_killed_while_it_is_copied(owner: Any, backend: str, failures: list[MeshFailure]) -> None:
+async def test_the_owner_is_killed_while_it_is_copied(owner: Any, backend: str, memory: str, failures: list[MeshFailure]) -> None:
     """SIGKILL: the copy fails within two seconds, saying so, and so does the next; dropping the buffer is nothing."""
-    buffer = await owner.make.call_one(pattern(SIZE), backend)
+    buffer = await owner.make.call_one(pattern(SIZE), backend, memory == "shared")
     pid = await owner.pid.call_one()
     endless = Endless(buffer)
     await endless.begun()
@@ -110,6 +120,20 @@ async def test_the_owner_is_killed_while_it_is_copied(owner: Any, backend: str, 
         await buffer.write_from(endless.target)
     await buffer.drop()
     assert {} == halves()[1]._leases._leases
+
+
+async def test_what_was_seen_is_not_kept(pair: ProcMesh) -> None:
+    """Once a copy from shared memory has ended, well or not, its owner's next user can have that."""
+    owner = pair.slice(gpus=0).spawn("owner", Owner)
+    buffer = await owner.make.call_one(pattern(SIZE), None, True)
+    assert "segment" == buffer.backend
+    await buffer.read_into(bytearray(SIZE))
+    endless = Endless(buffer)
+    await endless.begun()
+    await buffer.drop()
+    with pytest.raises(BufferGone, match="by segment failed: it was dropped"):
+        await endless.done
+    await until(lambda: not lending_here().borrowing.leases)
 
 
 async def test_with_its_actor(pair: ProcMesh, backend: str) -> None:

@@ -71,6 +71,38 @@ async def test_two_actors_of_one_process_do_not_share_it(monarch_procs: MonarchP
         del buffer
 
 
+async def test_of_what_is_held_already_only_what_is_sent_is_copied(monarch_procs: MonarchProcs) -> None:
+    """Slices of a large buffer of which the process has one already take as much memory as they have bytes, and are right and apart."""
+    holder = monarch_procs(1).spawn("holder", Holder)
+    await holder.echo.call_one(None)
+    buffer = shared_buffer(64 * MIB)
+    np.frombuffer(buffer, "u4")[:] = np.arange(16 * MIB, dtype="u4")
+    await holder.keep.call_one(buffer[:100_000])
+    before = await holder.private_memory.call_one()
+    for start in range(0, 64 * MIB, 8 * MIB):
+        await holder.keep.call_one(buffer[start : start + 100_000])
+    ends = [buffer[-70_000:], buffer[:70_000]]
+    await holder.keep.call_one(ends)
+    assert await holder.private_memory.call_one() - before < 8 * MIB
+    assert [bytes(part[:8]) for part in ends] == await holder.write_first.call_one(b"")
+    expected = [bytes(buffer[start : start + 8]) + bytes(buffer[start + 99_992 : start + 100_000]) for start in range(0, 64 * MIB, 8 * MIB)]
+    await holder.forget_last.call_one()
+    assert [expected[0], *expected] == await holder.content.call_one()
+
+
+async def test_parts_of_one_message_that_overlap_do_so_in_a_copy(monarch_procs: MonarchProcs) -> None:
+    """As they do where they are looked at: a write to one of them shows in the other."""
+    holder = monarch_procs(1).spawn("holder", Holder)
+    await holder.echo.call_one(None)
+    buffer = shared_buffer(MIB)
+    buffer[:] = b"a" * MIB
+    parts = [buffer[8:100_000], buffer[12:100_000], buffer[99_990:200_000], buffer[200_000:300_000]]
+    for _ in range(2):
+        await holder.keep.call_one(parts)
+        assert [b"bbbbbbaa", b"bbaaaaaa", b"a" * 8, b"a" * 8] == await holder.write_first.call_one(b"b" * 6)
+    assert b"a" * MIB == bytes(buffer)
+
+
 async def test_it_is_given_back_when_nobody_refers_to_it(monarch_procs: MonarchProcs) -> None:
     """Not when the sender lets go of it, while a receiver has it; its memory then is the next one's."""
     holder = monarch_procs(1).spawn("holder", Holder)

@@ -9,6 +9,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -229,6 +230,29 @@ def test_both_ways_to_write(data: bytes | memoryview) -> None:
     segment.write_fresh(PAGE, data)
     for start in (3, PAGE):
         assert bytes(data) + b"o" == at(segment.address)[start : start + len(data) + 1]
+
+
+def test_an_error_of_the_second_thread_is_raised() -> None:
+    """Whatever it is: the second half was not copied, so the call must not end as if it were."""
+
+    def copy(start: int, end: int) -> None:
+        if start:
+            raise MemoryError("in the second half")
+
+    with pytest.raises(MemoryError, match="in the second half"):
+        segments._in_parts(segments.TWO_FROM, copy)
+
+
+def test_without_a_second_thread_the_first_copies_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a process may have no more of them."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done: list[tuple[int, int]] = []
+    segments._in_parts(segments.TWO_FROM, lambda start, end: done.append((start, end)))
+    assert [(0, segments.TWO_FROM)] == done
 
 
 def test_the_address_of_a_view() -> None:

@@ -143,6 +143,54 @@ async def differs_in_kind(member: Member) -> Any:
     return None
 
 
+async def differs_in_detail(member: Member, how: str) -> tuple[str, bool]:
+    """As many elements on all, and another reduction, or shape; what was told, and whether the tensor is as it was."""
+    tensor = torch.ones(LARGE)
+    if member.rank == 1:
+        await asyncio.sleep(0.05)
+    try:
+        await member.comm.all_reduce(
+            tensor.view(2, -1) if how == "shape" and member.rank else tensor, "mean" if how == "op" and member.rank else "sum"
+        )
+    except CollectiveMismatch as error:
+        return str(error), bool((tensor == 1).all())
+    return "", False
+
+
+async def cancelled_and_restored(member: Member) -> float:
+    """A strided sum is cancelled, the group is ready again, the tensor is set anew: how much of that is still so a while later."""
+    strided = torch.ones(2048, 2048).t()
+    for _ in range(5):
+        try:
+            async with asyncio.timeout(0.02 if member.rank == 0 else 5):
+                await member.comm.all_reduce(strided)
+        except (TimeoutError, CollectiveError):
+            pass
+        await member.comm.ready()
+        strided.fill_(1000.0)
+        await asyncio.sleep(0.1)
+        if not bool((strided == 1000).all()):
+            return float((strided == 1000).float().mean())
+        await member.comm.ready()
+    return 1.0
+
+
+async def halves_and_factors(member: Member) -> list[Any]:
+    """Means that would overflow as sums; factors that differ, and that turn an order round. On few elements and on many."""
+    results = []
+    for count in (8, LARGE):
+        half = torch.full((count,), 40000.0, dtype=torch.float16)
+        factor = 0.5 if member.rank == 0 else None
+        value = torch.full((count,), float(member.rank + 1))
+        results += [
+            (await member.comm.all_reduce(half.clone(), "mean"))[0].item(),
+            (await member.comm.reduce_scatter(half, "mean"))[0].item(),
+            (await member.comm.reduce_scatter(value, "sum", premul=factor))[0].item(),
+            (await member.comm.reduce_scatter(value, "max", premul=-1.0))[0].item(),
+        ]
+    return results
+
+
 async def sends_other(member: Member) -> Any:
     comm = member.comm
     try:
@@ -166,6 +214,10 @@ async def test_case_15_members_that_do_not_agree(spawn: Spawn, kind: type[Member
         assert "all_reduce sum float32 cpu (4,)" in text
         assert "all_reduce sum float32 cpu (8,)" in text
         assert "rank 0 called all_reduce sum float32 cpu (4,)" in text
+    for how, text in (("op", "all_reduce mean float32"), ("shape", "(2, 10000)")):
+        for told, untouched in (await members.run.call(differs_in_detail, how)).values():
+            assert text in told
+            assert untouched
     for text in (await members.run.call(differs_in_kind)).values():
         assert "rank 0 called broadcast from 1 float32 cpu (4,) (last finished: nothing)" in text
         assert "called all_reduce" in text
@@ -176,6 +228,46 @@ async def test_case_15_members_that_do_not_agree(spawn: Spawn, kind: type[Member
     for text in (await members.run.call(sends_other)).values():
         assert f"rank 0 sends float32 ({LARGE},), and rank 1 wants float32 ({LARGE + 1},)" in text
     assert [6.0] * 3 == list((await members.run.call(total)).values())
+
+
+async def test_nothing_is_written_to_once_the_group_is_formed_again(spawn: Spawn) -> None:
+    """What an operation that was given up still does has come to rest by then, also where it copies its result back."""
+    _, members = spawn({"gpus": 2})
+    assert [1.0] * 2 == list((await members.run.call(cancelled_and_restored)).values())
+
+
+async def test_halves_and_factors(spawn: Spawn) -> None:
+    """A mean is rounded once, a factor is each member's own."""
+    _, members = spawn({"gpus": 2})
+    assert [[40000.0, 40000.0, 2.5, -1.0] * 2] * 2 == list((await members.run.call(halves_and_factors)).values())
+
+
+async def test_no_backend_can_be_made_at_first(spawn: Spawn) -> None:
+    """As where there are no descriptors left: it is tried again, and then forms."""
+    _, members = spawn({"gpus": 2})
+    await members.run.call(epoch)
+    assert [2.0] * 2 == list((await members.run.call(with_a_backend_that_fails_once)).values())
+
+
+async def with_a_backend_that_fails_once(member: Member) -> float:
+    group = member.comm._group
+    make = group._make
+    failed: list[bool] = []
+
+    def fails_once() -> Any:
+        if not failed:
+            failed.append(True)
+            raise OSError(24, "Too many open files")
+        return make()
+
+    group._make = fails_once
+    with pytest.raises(CollectiveMismatch):
+        await member.comm.all_reduce(torch.ones(LARGE + member.rank))
+    await member.comm.ready()
+    tensor = torch.ones(LARGE)
+    await member.comm.all_reduce(tensor)
+    assert failed
+    return float(tensor[0])
 
 
 async def late(member: Member, who: int, seconds: float) -> Any:

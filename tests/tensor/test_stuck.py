@@ -29,7 +29,7 @@ async def several(member: Member) -> list[Any]:
 async def joins(member: Member, who: int, go: str) -> None:
     if member.rank == who:
         await dawdle(go)
-    await member.comm.all_reduce(torch.ones(5))
+    await member.comm.all_reduce(torch.ones(5000))  # more than travels in an announcement
 
 
 async def dawdle(go: str) -> None:
@@ -61,12 +61,13 @@ async def test_who_did_not_come_to_which_operation(spawn: Spawn, tmp_path: Path)
         while True:
             report = await why_stuck(members)
             text = str(report)
-            if text.count(" is at operation 3 (all_reduce sum float32 cpu (5,) at test_stuck.py:") == 2 and "is busy" in text:
+            if text.count(" is at operation 3 (all_reduce sum float32 cpu (5000,) at test_stuck.py:") == 2 and "is busy" in text:
                 break
             await asyncio.sleep(0.05)
     assert "members: rank 0 is at operation 3" in text
     assert "members: rank 2 is at operation 3" in text
     assert "members: rank 1 did not reach it; its last finished is operation 2, barrier; its process is busy" in text
+    assert 2 == text.count(" waiting for ")
     assert "in dawdle" in report.ranks[1].stack
     assert "in dawdle" in text
     go.touch()

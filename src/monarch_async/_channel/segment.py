@@ -149,7 +149,8 @@ class Mapping:
 
     def copy_original(self, offset: int, target: memoryview) -> None:
         """Copy what the owner wrote to `target`, whatever was written to the private mapping here."""
-        ctypes.memmove(address_of(target), self._original + offset, target.nbytes)
+        to, source = address_of(target), self._original + offset
+        _in_parts(target.nbytes, lambda start, end: ctypes.memmove(to + start, source + start, end - start))
 
     def renew(self, offset: int, size: int) -> None:
         """Forget what was written here to a range of whole pages. Raises `OSError`."""
@@ -191,16 +192,20 @@ def _in_parts(size: int, copy: Callable[[int, int], object]) -> None:
         copy(0, size)
         return
     middle = size // 2 // PAGE * PAGE
-    failed: list[OSError] = []
+    failed: list[BaseException] = []
 
     def second() -> None:
         try:
             copy(middle, size)
-        except OSError as error:
+        except BaseException as error:  # raised below
             failed.append(error)
 
     thread = threading.Thread(target=second, name="monarch_async copy")
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # this process may have no more threads
+        copy(0, size)
+        return
     try:
         copy(0, middle)
     finally:

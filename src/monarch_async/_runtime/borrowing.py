@@ -5,8 +5,8 @@ memory is made ready for what comes next, and the loan is given back to its owne
 
 Rules:
 
-* What arrives may be written to; nobody else sees that. Two views in one process never are of the same pages: if a block comes once more
-  while the last lease of it is not over, what its owner wrote is copied.
+* What arrives may be written to; nobody else sees that. What two messages have brought to one process never is in the same pages: if a
+  block comes once more while the last lease of it is not over, what its owner wrote is copied, as far as the message speaks of it.
 * Whatever goes wrong fails that one message, with a `DecodeError`. A segment that was never introduced is asked for (UNSEEN).
 * While this process is forked, a child may go on looking at what is on lease here, so that is never given back.
 """
@@ -17,8 +17,9 @@ import asyncio
 import contextlib
 import logging
 import threading
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from monarch_async._channel.descriptors import Inbox, inbox_path
@@ -37,6 +38,8 @@ from monarch_async.options import Options
 
 __all__ = ["Borrower", "Borrowing"]
 
+ALIGNED = 64
+"""What lies at a multiple of so many bytes in its block does so in a copy of a part."""
 MANY, LATER = 8, 0.002
 """So many leases that have ended are given back together, or those that there are after so many seconds."""
 
@@ -125,8 +128,11 @@ class Borrowing:
         """A message has come whose bytes are in shared memory."""
         _, message, loans, places, whole = fields
         owner = self._runtime.peer_of(link).address.uid
+        wanted: list[list[tuple[int, int]]] = [[] for _ in loans]
+        for index, start, size in places:
+            wanted[index].append((start, size))
         try:
-            blocks = [self._borrow(owner, *loan) for loan in loans]
+            found = [iter(self._borrow(owner, parts, *loan)) for loan, parts in zip(loans, wanted, strict=True)]
         except (OSError, MemoryError, ChannelError) as error:
             self._return(link, [loan[0] for loan in loans])
             unseen = {loan[1] for loan in loans if (owner, loan[1]) not in self._mappings}
@@ -135,13 +141,13 @@ class Borrowing:
             message[BODY_FIELD[message[0]]] = undecodable(f"its bytes are in shared memory that this process could not get at: {error}")
             self._runtime.deliver(link, [message], None)
             return
-        views = [blocks[index][start : start + size] for index, start, size in places]
+        views = [next(found[index]) for index, _, _ in places]
         if whole:
             message[BODY_FIELD[message[0]]] = views.pop(0)
         self._runtime.deliver(link, [message], Buffers(views))
 
-    def _borrow(self, owner: str, number: int, segment: int, offset: int, size: int) -> memoryview:
-        """A view of a block that is lent to this process."""
+    def _borrow(self, owner: str, parts: Sequence[tuple[int, int]], number: int, segment: int, offset: int, size: int) -> list[memoryview]:
+        """Views of parts, start and size, of a block that is lent to this process."""
         mapping = self._mappings.get((owner, segment))
         if mapping is None:
             why = "it was never introduced"
@@ -153,17 +159,17 @@ class Borrowing:
             mapping = self._mappings.get((owner, segment))
             if mapping is None:
                 raise ChannelError(f"segment {segment} of {owner} is not known: {why}")
-        if offset + size > mapping.size:
+        if offset + size > mapping.size or any(start + length > size for start, length in parts):
             raise ChannelError(f"segment {segment} of {owner} has {mapping.size} bytes, {size} from {offset} on are not among them")
         if (owner, segment, offset) in self._leased and self._over:  # perhaps by a lease that has ended
             self._renew()
         if (owner, segment, offset) in self._leased:
-            copy = allocate(size)
-            mapping.copy_original(offset, copy)
+            copies = _copies(mapping, offset, parts)
             self._give_back(owner, [number])
-            return copy
+            return copies
         self._leased.add((owner, segment, offset))
-        return Lease(self._lease_over, owner, number, segment, offset, size, mapping).view()
+        view = Lease(self._lease_over, owner, number, segment, offset, size, mapping).view()
+        return [view[start : start + length] for start, length in parts]
 
     def _lease_over(self, lease: Lease) -> None:
         """In any thread, and in the middle of anything."""
@@ -226,3 +232,24 @@ class Borrowing:
         self.gifts.forget(uid)
         for key in [key for key in self._mappings if key[0] == uid]:
             del self._mappings[key]
+
+
+def _copies(mapping: Mapping, offset: int, parts: Sequence[tuple[int, int]]) -> list[memoryview]:
+    """What its owner wrote to parts, start and size, of the block at `offset`. Those that overlap do so here too."""
+    starts: list[int] = []
+    ends: list[int] = []
+    for start, size in sorted(parts):
+        if ends and start < ends[-1]:
+            ends[-1] = max(ends[-1], start + size)
+        else:
+            starts.append(start)
+            ends.append(start + size)
+    firsts = [start - start % ALIGNED for start in starts]
+    stretches = [allocate(end - first) for first, end in zip(firsts, ends, strict=True)]
+    for first, stretch in zip(firsts, stretches, strict=True):
+        mapping.copy_original(offset + first, stretch)
+    views = []
+    for start, size in parts:
+        index = bisect_right(starts, start) - 1
+        views.append(stretches[index][start - firsts[index] :][:size])
+    return views

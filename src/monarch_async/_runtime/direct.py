@@ -13,10 +13,11 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from monarch_async._channel.cma import MAX_PIECES, Piece, read, write
@@ -29,7 +30,7 @@ from monarch_async._runtime.service import ask
 from monarch_async.errors import BufferGone
 from monarch_async.ids import ProcAddress
 
-__all__ = ["Leases", "Unusable"]
+__all__ = ["Lease", "Leases", "Stale", "Unusable"]
 
 LARGE = 4 << 20
 _FORBIDDEN = (errno.EPERM, errno.EACCES, errno.ENOSYS)
@@ -71,6 +72,28 @@ class Leases:
         found = [lease for lease in leases if lease is not None]
         return lambda: self._run(owner, jobs, found)
 
+    async def have(self, owner: ProcAddress, keys: Sequence[int]) -> list[Lease]:
+        """Leases of buffers whose memory is got at in another way, so that dropping one waits for that as well."""
+        leases = [self._leases.get((owner.uid, key)) for key in keys]
+        found = [lease for lease in leases if lease is not None and not lease.revoked]
+        return found if len(found) == len(keys) else await self._ask_for(owner, keys)
+
+    @contextlib.asynccontextmanager
+    async def using(self, owner: ProcAddress, jobs: Sequence[Any], leases: Sequence[Lease]) -> AsyncIterator[list[Lease]]:
+        """While memory is accessed. Who finds there that a lease is over raises `Stale`, and the reason is raised in its place."""
+        users = list(dict.fromkeys(leases))
+        for lease in users:
+            lease.enter()
+        try:
+            yield users
+        except Stale:
+            # The owner knows why; or the system, if it has ended.
+            await ask(self._runtime, owner, "buffer_open", [job.ref.key for job in jobs], False)
+            raise BufferGone("its memory was freed meanwhile") from None
+        finally:
+            for lease in users:
+                lease.leave()
+
     def copy_now(self, owner: ProcAddress, jobs: Sequence[Any]) -> bool:
         """Copy a little here and now; False if there is more to it, and then nothing has been written."""
         leases = [self._leases.get((owner.uid, job.ref.key)) for job in jobs]
@@ -83,12 +106,11 @@ class Leases:
             for writes, pieces in _pieces(jobs, found):
                 for part in slices(pieces, SLICE, MAX_PIECES - len(found)):
                     _copy(found, writes)(part)
-        except (OSError, _Stale):
+        except (OSError, Stale):
             return False
         return True
 
-    async def _borrow(self, owner: ProcAddress, keys: Sequence[int]) -> list[Lease]:
-        """Ask the owner. It is there, so what fails now is what the system does not allow."""
+    async def _ask_for(self, owner: ProcAddress, keys: Sequence[int]) -> list[Lease]:
         grants: list[Grant] = await ask(self._runtime, owner, "buffer_open", keys, True)
         leases = []
         for key, grant in zip(keys, grants, strict=True):
@@ -96,6 +118,11 @@ class Leases:
             if lease is None or lease.revoked or lease.grant != grant:
                 lease = self._leases[owner.uid, key] = Lease(grant)
             leases.append(lease)
+        return leases
+
+    async def _borrow(self, owner: ProcAddress, keys: Sequence[int]) -> list[Lease]:
+        """Ask the owner. It is there, so what fails now is what the system does not allow."""
+        leases = await self._ask_for(owner, keys)
         if not self._verify(owner, leases):
             # It may have been dropped since it answered; if it has not, its pid means another process here.
             await ask(self._runtime, owner, "buffer_open", keys, True)
@@ -113,27 +140,15 @@ class Leases:
 
     def _refuse(self, owner: ProcAddress, why: str) -> None:
         self.refused[owner.uid] = why
-        for key in [key for key in self._leases if key[0] == owner.uid]:
-            del self._leases[key]
         if not self._warned:
             self._warned = True
             self._runtime.log.warning("buffers of %s are copied by messages, which is slower: process_vm_readv: %s", owner, why)
         raise Unusable(why)
 
     async def _run(self, owner: ProcAddress, jobs: Sequence[Any], leases: Sequence[Lease]) -> None:
-        users = list(dict.fromkeys(leases))
-        for lease in users:
-            lease.enter()
-        try:
+        async with self.using(owner, jobs, leases) as users:
             for writes, pieces in _pieces(jobs, leases):
                 await self._copier.run(_copy(users, writes), list(slices(pieces, SLICE, MAX_PIECES - len(users))), 2)
-        except _Stale:
-            # The owner knows why; or the system, if it has ended.
-            await ask(self._runtime, owner, "buffer_open", [job.ref.key for job in jobs], False)
-            raise BufferGone("its memory was freed meanwhile") from None
-        finally:
-            for lease in users:
-                lease.leave()
 
     async def revoke(self, message: Message, owner: str, key: int) -> None:
         """A buffer is dropped: the answer comes when nothing here accesses it any more."""
@@ -156,7 +171,7 @@ def _pieces(jobs: Sequence[Any], leases: Sequence[Lease]) -> Iterator[tuple[bool
             yield writes, [(job.memory.address, lease.grant.address + job.offset, job.size) for job, lease in pairs]
 
 
-class _Stale(Exception):
+class Stale(Exception):
     """What was copied from, or should be copied to, is not there any more."""
 
 
@@ -179,26 +194,26 @@ def _cookie_pieces(leases: Sequence[Lease]) -> tuple[Any, list[Piece]]:
 
 
 def _copy(leases: Sequence[Lease], writes: bool) -> Callable[[list[Piece]], None]:
-    """What copies one part, in a thread. Raises `_Stale`, and `OSError`."""
+    """What copies one part, in a thread. Raises `Stale`, and `OSError`."""
     pid = leases[0].grant.pid
     expected = b"".join(lease.grant.cookie for lease in leases)
 
     def copy(part: list[Piece]) -> None:
         if any(lease.revoked for lease in leases):
-            raise _Stale
+            raise Stale
         try:
             if writes:
                 if not cookies_match(leases):
-                    raise _Stale
+                    raise Stale
                 write(pid, part)
             else:
                 found, cookies = _cookie_pieces(leases)
                 read(pid, [*part, *cookies])
                 if bytes(found) != expected:
-                    raise _Stale
+                    raise Stale
         except OSError as error:
             if error.errno in _ABSENT:
-                raise _Stale from error
+                raise Stale from error
             raise OSError(error.errno, os.strerror(error.errno or 0)) from error
 
     return copy

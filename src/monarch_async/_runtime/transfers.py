@@ -32,11 +32,10 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from monarch_async._channel.cma import MAX_PIECES, Piece, move
-from monarch_async._channel.memory import Memory, view_of
-from monarch_async._channel.segment import address_of
+from monarch_async._channel.memory import Memory, memory_of, view_of
 from monarch_async._runtime.buffers import Buffers
 from monarch_async._runtime.copying import INLINE_COPY, SLICE, Copier, slices
-from monarch_async._runtime.direct import Leases, Unusable
+from monarch_async._runtime.direct import Lease, Leases, Stale, Unusable
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import ask
 from monarch_async._runtime.ucx import Ucx
@@ -108,7 +107,7 @@ class Transfers:
         self._backends: dict[str, Backend] = {
             "local": _Local(buffers, copier),
             "cma": self._leases,
-            "segment": _Shared(runtime, copier),
+            "segment": _Shared(runtime, copier, self._leases),
             "ucx": self._ucx,
             "tcp": _Messages(runtime, "tcp"),
         }
@@ -267,6 +266,12 @@ class _Local:
         return run
 
 
+def _check(leases: Sequence[Lease]) -> None:
+    """Raise `Stale` if one of them is over."""
+    if any(lease.revoked for lease in leases):
+        raise Stale
+
+
 class _Messages:
     """The owner reads and writes, as it is told piece by piece."""
 
@@ -302,21 +307,40 @@ class _Messages:
 
 
 class _Shared(_Messages):
-    """The same through shared memory. What lies there already is not copied by the owner: it is seen, and copied, here."""
+    """The same through shared memory. What lies there already is not copied by the owner: it is seen, and copied, here.
 
-    def __init__(self, runtime: Runtime, copier: Copier) -> None:
+    To see it is to have a lease of the buffer, too, so that dropping it ends the copy and waits for that.
+    """
+
+    def __init__(self, runtime: Runtime, copier: Copier, leases: Leases) -> None:
         super().__init__(runtime, "segment")
         self._copier = copier
+        self._leases = leases
 
     async def open(self, owner: ProcAddress, jobs: Sequence[Job], alone: bool) -> Run:
-        if not all(job.ref.shared and _looks(job) for job in jobs):
+        if owner.uid == self._runtime.me.uid or not all(job.ref.shared and _looks(job) for job in jobs):
             return await super().open(owner, jobs, alone)
-        views: list[memoryview] = await ask(self._runtime, owner, "buffer_read", [(job.ref.key, job.offset, job.size) for job in jobs])
+        # In this order: what is dropped before it is looked at can't be, and what is dropped later revokes the lease.
+        leases = await self._leases.have(owner, [job.ref.key for job in jobs])
+        parts = [(job.ref.key, job.offset, job.size) for job in jobs]
+        asked = list(dict.fromkeys(parts))
+        views = await ask(self._runtime, owner, "buffer_read", asked)
+        # What could not be lent has come by the socket, as bytes of its own.
+        found = dict(zip(asked, map(memory_of, views), strict=True))
 
         async def run() -> None:
-            pieces = [(job.memory.address, address_of(view), job.size) for job, view in zip(jobs, views, strict=True)]
-            await self._copier.run(move, list(slices(pieces, SLICE, MAX_PIECES)), 2)
-            views.clear()
+            try:
+                async with self._leases.using(owner, jobs, leases) as users:
+
+                    def copy(part: list[Piece]) -> None:
+                        _check(users)
+                        move(part)
+
+                    pieces = [(job.memory.address, found[part].address, job.size) for job, part in zip(jobs, parts, strict=True)]
+                    await self._copier.run(copy, list(slices(pieces, SLICE, MAX_PIECES)), 2)
+                    _check(users)
+            finally:
+                found.clear()
 
         return run
 

@@ -24,7 +24,7 @@ class TensorActor(Actor):
     * `comm_timeout`: seconds that an operation may take;
     * `comm_check`: whether shapes are compared before anything moves: ``"always"``, ``"first"`` (until the same operation with the same
       shapes was agreed on once) or ``"never"``. That all call the same operation is looked at always. Where gloo is given sizes that
-      differ it ends the process.
+      differ it ends the process; shared memory compares the number of elements always.
     """
 
     comm_backend: ClassVar[str] = "auto"

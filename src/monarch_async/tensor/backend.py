@@ -47,7 +47,11 @@ class Backend(Protocol):
     """Of the backend that its `process_group` has."""
     device_type: ClassVar[str]
     agrees: ClassVar[bool]
-    """It finds out by itself whether members have begun the same, before it moves anything."""
+    """It finds out by itself whether members have begun the same, before it moves anything: the same to move, and the same `tag`, which is
+    set before each operation."""
+    tag: int
+    averages: ClassVar[bool]
+    """It has means itself, and rounds them once; else they are sums that are divided."""
     process_group: dist.ProcessGroup
 
     def connect(self, store: Store, me: int, size: int, timeout: float) -> None:
@@ -179,6 +183,9 @@ _devices = _Devices()
 class TorchBackend:
     """What those over a process group of torch's have in common: how it is asked."""
 
+    agrees: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
+    tag = 0
     process_group: dist.ProcessGroup
 
     def __init__(self) -> None:
@@ -228,7 +235,6 @@ class GlooBackend(TorchBackend):
     name: ClassVar[str] = "gloo"
     torch_name: ClassVar[str] = "gloo"
     device_type: ClassVar[str] = "cpu"
-    agrees: ClassVar[bool] = False
 
     def __init__(self, host: str) -> None:
         super().__init__()

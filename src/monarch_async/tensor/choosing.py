@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from monarch_async.errors import UsageError
 from monarch_async.peering import Peering
 from monarch_async.tensor.backend import Backend, GlooBackend
 from monarch_async.tensor.host import HostBackend
@@ -15,14 +16,18 @@ __all__ = ["BACKENDS", "backend_of", "maker_of"]
 BACKENDS: dict[str, type[Backend]] = {"shm": HostBackend, "gloo": GlooBackend, "nccl": NcclBackend}
 
 
-def backend_of(circle: Circle, name: str) -> type[Backend]:
-    """The kind of backend by this name; with ``auto`` the best one for tensors in host memory."""
-    if name == "auto":
-        me = circle.me
-        peering = Peering(me.runtime)
-        near = all(address.uid == me.runtime.me.uid or peering.reaches(address) for address in me.addresses)
-        name = "shm" if near else "gloo"
-    return BACKENDS[name]
+def backend_of(circle: Circle, name: str, ranks: tuple[int, ...]) -> type[Backend]:
+    """The kind of backend by this name for a group; with ``auto`` the best one for tensors in host memory.
+
+    Raises `UsageError` for ``shm`` where the members are not all on this host.
+    """
+    if name not in ("auto", "shm"):
+        return BACKENDS[name]
+    peering = Peering(circle.me.runtime)
+    away = [rank for rank in ranks if rank != circle.me.rank and not peering.reaches(circle.address_of(rank))]
+    if away and name == "shm":
+        raise UsageError(f"backend='shm' is for members on one host, and ranks {away} are on others: use 'auto', or 'gloo'")
+    return GlooBackend if away else HostBackend
 
 
 def maker_of(circle: Circle, ranks: tuple[int, ...], kind: type[Backend]) -> Callable[[], Backend]:

@@ -69,7 +69,7 @@ class Communicator:
         self._batch: Batch | None = None
         name = circle.me.name if parent is None else f"{circle.me.name}[{' '.join([*dims, ','.join(map(str, ranks))])}]"
         backend, timeout, check = settings
-        self._kind = backend_of(circle, backend)
+        self._kind = backend_of(circle, backend, ranks)
         self._group = Group(circle, ranks, name, maker_of(circle, ranks, self._kind), timeout, check)
         self._compressed = Turns(self._group)
 

@@ -14,7 +14,8 @@ Rules:
   overtakes an earlier one.
 * Everything here runs on the loop, but for `connect`, what is prepared in a thread, and what the backend calls.
 * An epoch ends once, with an error that every operation under way gets at once. Its backend is aborted, and let go of when the last of its
-  works has come to its end. Nothing of it reaches the next one: messages name the epoch they are of.
+  works has come to its end; until then this member proposes no other, so that nothing writes to a tensor once the group is formed again.
+  Nothing of an epoch reaches the next one: messages name the epoch they are of.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from monarch_async.tensor.backend import Backend
 from monarch_async.tensor.ledger import Ledger
 from monarch_async.tensor.objects import Objects
 from monarch_async.tensor.operation import Operation
-from monarch_async.tensor.signature import Signature, describe_mismatch, fits, signature_from, to_wire
+from monarch_async.tensor.signature import Signature, describe_mismatch, digest, fits, signature_from, to_wire
 from monarch_async.tensor.store import MemberStore
 from monarch_async.tensor.world import enter, remove
 
@@ -77,6 +78,7 @@ class Owner(Protocol):
 
     def epoch_ready(self, epoch: Epoch) -> None: ...
     def epoch_failed(self, epoch: Epoch, error: BaseException) -> None: ...
+    def epoch_at_rest(self) -> None: ...
     def mismatch(self, epoch: Epoch, text: str) -> None: ...
 
 
@@ -91,7 +93,7 @@ class Epoch:
         self.token = token_of(terms)
         self.number = number
         self.stage = Stage.PROPOSED
-        self.backend: Backend  # from when it connects
+        self._made: Backend | None = None  # from when it connects
         self._make = make
         self._connecting = False
         self.error: BaseException | None = None
@@ -111,6 +113,17 @@ class Epoch:
         self.store = MemberStore(
             owner.index, self._from_thread(self._all), self._from_thread((first,) if first is not None else ()), CONNECT_TIMEOUT
         )
+
+    @property
+    def backend(self) -> Backend:
+        """What moves its tensors, once it is formed."""
+        assert self._made is not None
+        return self._made
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing of it touches a tensor any more, once it is over."""
+        return not self._works
 
     @property
     def me(self) -> int:
@@ -136,14 +149,15 @@ class Epoch:
     def connect(self) -> None:
         """All have proposed this: meet."""
         self.stage = Stage.CONNECTING
-        self.backend = self._make()
         self._connecting = True
         threading.Thread(target=self._connect, name=f"monarch_async connecting {self.owner.name}", daemon=True).start()
 
     def _connect(self) -> None:
         trouble: BaseException | None = None
         try:
-            self.backend.connect(self.store, self.owner.index, self._size, CONNECT_TIMEOUT)
+            self._made = backend = self._make()
+            if self.stage is not Stage.OVER:  # looked at after `_made` is set, as `end` sets the one and looks at the other
+                backend.connect(self.store, self.owner.index, self._size, CONNECT_TIMEOUT)
         except Exception as error:  # whatever the backend runs into; most likely a member that is gone meanwhile
             trouble = error
         try:
@@ -180,14 +194,14 @@ class Epoch:
             self._prepare(operation)
         key = channel, number
         self._open[key] = operation
-        if operation.free and self.backend.agrees:  # what others say of it is for whoever asks what it waits for
-            operation.views = ()
-            self._start_next(channel)
         heard = self._heard.get(key)
         if heard is not None:
             for index, wire in heard.items():
                 if not self._compare(operation, index, wire):
                     return
+        if operation.free and self.backend.agrees:  # what others say of it is for whoever asks what it waits for
+            operation.views = ()
+            self._start_next(channel)
         self._see_whether_all(key)
 
     def heard(self, index: int, channel: str, number: int, wire: Any, done: str) -> None:
@@ -240,6 +254,8 @@ class Epoch:
                 self.owner.agreed_shapes.clear()
             self.owner.agreed_shapes.add(mine)
         operation.views = views
+        if operation.started and operation in self.under_way:
+            operation.entry.state = "running"
         self._start_next(operation.channel)
 
     def _prepare(self, operation: Operation) -> None:
@@ -277,8 +293,10 @@ class Epoch:
     def _start(self, operation: Operation) -> None:
         assert operation.views is not None
         operation.started = True
-        operation.entry.state = "running"
         operation.entry.started = time.monotonic()
+        if (operation.channel, operation.number) not in self._open:
+            operation.entry.state = "running"
+        self.backend.tag = digest(operation.signature, shapes=self.owner.check != "never")
         try:
             running = operation.launch(self.backend, operation.views) if operation.launch is not None else None
         except CollectiveMismatch as error:
@@ -308,6 +326,7 @@ class Epoch:
         if self.stage is Stage.OVER:
             if not self._works:
                 self._let_go()
+                self.owner.epoch_at_rest()
         else:
             self.ended(operation, value, error)
 
@@ -351,7 +370,8 @@ class Epoch:
         if before is Stage.READY:
             remove(self.backend.process_group)
         if before is not Stage.PROPOSED:
-            self.backend.abort()
+            if self._made is not None:
+                self._made.abort()
             if not self._connecting and not self._works:  # else when that has ended
                 self._let_go()
         for operation in under_way:
@@ -359,7 +379,8 @@ class Epoch:
         return bool(under_way)
 
     def _let_go(self) -> None:
-        threading.Thread(target=self.backend.close, name=f"monarch_async closing {self.owner.name}", daemon=True).start()
+        if self._made is not None:
+            threading.Thread(target=self._made.close, name=f"monarch_async closing {self.owner.name}", daemon=True).start()
 
 
 def _finish(operation: Operation) -> tuple[Any, BaseException | None]:

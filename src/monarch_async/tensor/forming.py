@@ -49,6 +49,7 @@ class Forming:
         self.address = circle.me.key, ",".join(map(str, ranks))
         self.number = -1  # of the last epoch that was formed here
         self.epoch: Epoch | None = None
+        self._last: Epoch | None = None  # the same, or the one before
         self.closed: BaseException | None = None
         self._make = make
         self._terms: list[int | None] = [None] * len(ranks)
@@ -177,6 +178,8 @@ class Forming:
         """If all are there, begin an epoch with them."""
         if self.closed is not None or self.epoch is not None or any(rank in self.circle.lost for rank in self.ranks):
             return
+        if self._last is not None and not self._last.at_rest:
+            return  # it tells when it is
         terms = tuple(term for term in self._terms if term is not None)
         if len(terms) < len(self.ranks):
             return
@@ -187,9 +190,13 @@ class Forming:
         circle = self.circle
         wires = {index: circle.wire_to(rank) for index, rank in enumerate(self.ranks) if index != self.index}
         procs = [circle.me.runtime.me.uid if rank == circle.me.rank else circle.address_of(rank).uid for rank in self.ranks]
-        self.epoch = Epoch(self, terms, 1 + max(self._numbers), wires, self._make, procs)
+        self.epoch = self._last = Epoch(self, terms, 1 + max(self._numbers), wires, self._make, procs)
         self.epoch.post("form")
         self._see_whether_proposed()
+
+    def epoch_at_rest(self) -> None:
+        """Nothing of the one that is over touches a tensor any more."""
+        self._propose()
 
     def _see_whether_proposed(self) -> None:
         epoch = self.epoch

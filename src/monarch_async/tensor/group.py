@@ -37,6 +37,8 @@ from monarch_async.tensor.operation import Operation
 __all__ = ["Check", "Group"]
 
 Check = Literal["always", "first", "never"]
+ANNOUNCED = 0.1
+"""Seconds in which what the others have called, in better words than a backend's, is to be here."""
 GRACE = 2.0
 """Seconds for which the reason why a connection broke may still be on its way."""
 
@@ -86,7 +88,7 @@ class Group(Forming):
         """Its backend says so. If that is since a member has died, it is about to be known."""
         if self._failing is not epoch and epoch.stage is not Stage.OVER:
             self._failing = epoch
-            self.loop.call_later(GRACE, self._give_up, epoch, error)
+            self.loop.call_later(ANNOUNCED if isinstance(error, CollectiveMismatch) else GRACE, self._give_up, epoch, error)
 
     def _give_up(self, epoch: Epoch, error: BaseException) -> None:
         self._failing = None
@@ -98,6 +100,8 @@ class Group(Forming):
             self.circle.runtime.log.warning("%s could not be formed and tries again: %s", self.name, error)
             self._drop()
             self._take_term(None, "", refused=False)
+        elif isinstance(error, CollectiveMismatch):
+            self._over(error)
         else:
             failed = CollectiveError(f"an operation of {self.name} failed at rank {self.circle.me.rank}: {error}")
             failed.__cause__ = error

@@ -26,6 +26,7 @@ class HostBackend(GlooBackend):
 
     name: ClassVar[str] = "shm"
     agrees: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
 
     def __init__(self, host: str, peering: Peering, addresses: Sequence[ProcAddress]) -> None:
         super().__init__(host)
@@ -44,23 +45,23 @@ class HostBackend(GlooBackend):
         return dtype in REDUCED
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> Running:
-        return self._shm.all_reduce(tensor, op)
+        return self._shm.all_reduce(tensor, op, tag=self.tag)
 
     def reduce(self, tensor: torch.Tensor, to: int, op: Any) -> Running:
-        return self._shm.reduce(tensor, to, op)
+        return self._shm.reduce(tensor, to, op, tag=self.tag)
 
     def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: Any) -> Running:
         """Flat: `tensor` has a part of one size for each member; `out` gets this one's, reduced."""
-        return self._shm.reduce_scatter(out, tensor, op)
+        return self._shm.reduce_scatter(out, tensor, op, tag=self.tag)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Running:
-        return self._shm.broadcast(tensor, source)
+        return self._shm.broadcast(tensor, source, tag=self.tag)
 
     def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Running:
-        return self._shm.all_gather(out, tensor)
+        return self._shm.all_gather(out, tensor, tag=self.tag)
 
     def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int]) -> Running:
-        return self._shm.all_to_all(out, tensor, out_sizes, sizes)
+        return self._shm.all_to_all(out, tensor, out_sizes, sizes, tag=self.tag)
 
     def send(self, tensor: torch.Tensor, to: int) -> Running:
         return self._shm.send(tensor, to)

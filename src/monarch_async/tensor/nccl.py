@@ -71,7 +71,6 @@ class NcclBackend(TorchBackend):
     name: ClassVar[str] = "nccl"
     torch_name: ClassVar[str] = "nccl"
     device_type: ClassVar[str] = "cuda"
-    agrees: ClassVar[bool] = False
 
     def __init__(self, host: str) -> None:
         super().__init__()

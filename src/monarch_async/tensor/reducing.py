@@ -30,10 +30,10 @@ def make_all_reduce(backend: Kind, size: int, tensor: torch.Tensor, op: Reductio
     staged = Staged(tensor, carrier_to_reduce(backend, tensor.dtype), bits=False, factor=premul)
 
     def launch(backend: Backend, views: Sequence[Signature]) -> Running | None:
-        return backend.all_reduce(staged.flat, torch_op(op)) if tensor.numel() else None
+        return backend.all_reduce(staged.flat, torch_op(op, backend)) if tensor.numel() else None
 
     def finish() -> torch.Tensor:
-        if op == "mean":
+        if op == "mean" and not backend.averages:
             staged.flat.div_(size)
         staged.put_back()
         return tensor
@@ -52,11 +52,11 @@ def make_reduce(backend: Kind, size: int, me: int, tensor: torch.Tensor, to: int
     staged = Staged(tensor, carrier_to_reduce(backend, tensor.dtype), bits=False, factor=premul, copy=me != to)
 
     def launch(backend: Backend, views: Sequence[Signature]) -> Running | None:
-        return backend.reduce(staged.flat, to, torch_op(op)) if tensor.numel() else None
+        return backend.reduce(staged.flat, to, torch_op(op, backend)) if tensor.numel() else None
 
     def finish() -> torch.Tensor:
         if me == to:
-            if op == "mean":
+            if op == "mean" and not backend.averages:
                 staged.flat.div_(size)
             staged.put_back()
         return tensor
@@ -78,10 +78,10 @@ def make_reduce_scatter(
         sizes = [tensor.shape[0] // size] * size
     if len(sizes) != size or sum(sizes) != tensor.shape[0]:
         raise UsageError(f"sizes={list(sizes)} do not split {tensor.shape[0]} rows among {size} members")
-    direct = issubclass(backend, HostBackend) and len(set(sizes)) == 1 and premul is None and backend.reduces(tensor.dtype)
-    if direct and tensor.numel() and not is_small(tensor, size):
-        return _scatter_directly(tensor, op, size)
-    parts = torch.split(tensor.detach(), list(sizes))
+    if issubclass(backend, HostBackend) and len(set(sizes)) == 1 and backend.reduces(tensor.dtype) and tensor.numel():
+        return _scatter_directly(tensor, op, premul, size)
+    given = tensor.detach() if premul is None else tensor.detach() * premul
+    parts = torch.split(given, list(sizes))
     exchange = Exchange(backend, me, parts, kind_of(tensor))
 
     def launch(backend: Backend, views: Sequence[Signature]) -> Running | None:
@@ -91,8 +91,6 @@ def make_reduce_scatter(
         got = [part for part in exchange.results() if part is not None]
         wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}.get(tensor.dtype, tensor.dtype)
         result = combine([part.to(wide) for part in got], op)
-        if premul is not None:
-            result *= premul
         if op == "mean":
             result /= size
         return result.to(tensor.dtype)
@@ -101,18 +99,15 @@ def make_reduce_scatter(
     return Operation(signature, launch=launch, prepare=exchange.make, finish=finish, heavy=exchange.heavy)
 
 
-def _scatter_directly(tensor: torch.Tensor, op: Reduction, size: int) -> Operation:
+def _scatter_directly(tensor: torch.Tensor, op: Reduction, premul: float | None, size: int) -> Operation:
     """By a backend that has it as one operation, for parts of one size."""
-    staged = Staged(tensor, tensor.dtype, bits=False)
+    staged = Staged(tensor, tensor.dtype, bits=False, factor=premul)
     result = torch.empty((tensor.shape[0] // size, *tensor.shape[1:]), dtype=tensor.dtype)
 
     def launch(backend: Backend, views: Sequence[Signature]) -> Running | None:
         assert isinstance(backend, HostBackend)
-        return backend.reduce_scatter(result.view(-1), staged.flat, torch_op(op))
-
-    def finish() -> torch.Tensor:
-        return result.div_(size) if op == "mean" else result
+        return backend.reduce_scatter(result.view(-1), staged.flat, torch_op(op, backend))
 
     signature = Signature("reduce_scatter", (op, *kind_of(tensor), tuple(tensor.shape), f"into {size}"))
     prepare = staged.make if staged.copies else None
-    return Operation(signature, launch=launch, prepare=prepare, finish=finish, heavy=is_heavy(tensor), free=True)
+    return Operation(signature, launch=launch, prepare=prepare, finish=lambda: result, heavy=is_heavy(tensor), free=True)

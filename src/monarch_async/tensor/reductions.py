@@ -21,8 +21,10 @@ _FINER = {torch.bool: torch.uint8, torch.int16: torch.int32, torch.float16: torc
 _AS_BYTES = {1: torch.uint8, 2: torch.uint8, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
-def torch_op(op: Reduction) -> Any:
-    """What the backend is asked for. A mean is a sum that is divided afterwards."""
+def torch_op(op: Reduction, backend: Backend | type[Backend]) -> Any:
+    """What the backend is asked for. Where it does no means, one is a sum that is divided afterwards."""
+    if op == "mean" and backend.averages:
+        return dist.ReduceOp.AVG
     return _OPS.get(op, dist.ReduceOp.PRODUCT)
 
 

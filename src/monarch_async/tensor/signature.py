@@ -11,9 +11,10 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
-__all__ = ["Signature", "describe_mismatch", "fits", "signature_from", "to_wire"]
+__all__ = ["Signature", "describe_mismatch", "digest", "fits", "signature_from", "to_wire"]
 
 
 class Signature(NamedTuple):
@@ -56,6 +57,16 @@ def fits(mine: Signature, other: Wire, *, shapes: bool) -> bool:
     if shapes and mine.common != common:
         return False
     return all(fits(mine_part, part, shapes=shapes) for mine_part, part in zip(mine.parts, parts, strict=True))
+
+
+def digest(view: Signature, *, shapes: bool) -> int:
+    """A number, of 63 bits, that is the same for views that fit together, as far as anybody can expect."""
+    told = repr(_looked_at(view, shapes)).encode()
+    return int.from_bytes(blake2b(told, digest_size=8).digest(), "little") >> 1
+
+
+def _looked_at(view: Signature, shapes: bool) -> tuple[Any, ...]:
+    return view.kind, view.common if shapes else (), tuple(_looked_at(part, shapes) for part in view.parts)
 
 
 def describe_mismatch(group: str, number: int, views: Mapping[int, Signature], done: Mapping[int, str]) -> str:

@@ -148,7 +148,8 @@ class StateDict:
         """The newest version as new tensors. Arguments as those of `pull_into`.
 
         On the publisher's host, and if one publisher has all of every tensor, they are views of what it has published, without a copy; what
-        is written to them nobody else sees. They hold that version's memory for as long as they live.
+        is written to them nobody else sees. They hold that version's memory for as long as they live. Where this process has views of that
+        version already these are copies, made on the event loop.
         """
         wanted = chooser(only)
 

@@ -29,11 +29,7 @@ _COMBINE: dict[Any, Combine] = {
     ReduceOp.PRODUCT: torch.mul,
     ReduceOp.MIN: torch.minimum,
     ReduceOp.MAX: torch.maximum,
-    ReduceOp.BAND: torch.bitwise_and,
-    ReduceOp.BOR: torch.bitwise_or,
-    ReduceOp.BXOR: torch.bitwise_xor,
 }
-_BITWISE = {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
 
 
 class Reduction:
@@ -49,7 +45,7 @@ class Reduction:
         combine = _COMBINE.get(plain)
         if combine is None or dtype not in REDUCED:
             raise TypeError(f"there is no reduction {plain} of {dtype}")
-        if dtype in FLOATS if plain in _BITWISE else dtype not in FLOATS and plain in (ReduceOp.AVG, ReduceOp.PREMUL_SUM):
+        if dtype not in FLOATS and plain in (ReduceOp.AVG, ReduceOp.PREMUL_SUM):
             raise TypeError(f"{plain} is not for tensors of {dtype}")
         self._combine = combine
         self._mean = size if plain == ReduceOp.AVG else 0

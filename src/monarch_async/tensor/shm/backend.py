@@ -47,8 +47,8 @@ class ShmBackend:
 
     One for one meeting of the group: connect, run operations, abort, close. Operations are started from one thread. All members have to
     start the same collectives in the same order; sends and receives of each pair are an order of their own. An operation that does not fit
-    those of the others ends with `Mismatch` before anything was moved, and with it everything else does; so nobody else needs to look
-    whether they agree.
+    those of the others ends with `Mismatch` before anything was moved, and with it everything else does. What else has to be the same, as
+    shapes beyond the number of elements, its caller puts into the `tag`, which is compared too.
     """
 
     name = "shm"
@@ -121,18 +121,18 @@ class ShmBackend:
     def reduces(self, dtype: torch.dtype) -> bool:
         return dtype in REDUCED
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Job:
+    def all_reduce(self, tensor: torch.Tensor, op: Any, *, tag: int = 0) -> Job:
         """In place."""
-        return self._reduce("all_reduce", tensor, op, None)
+        return self._reduce("all_reduce", tensor, op, None, tag)
 
-    def reduce(self, tensor: torch.Tensor, to: int, op: Any) -> Job:
+    def reduce(self, tensor: torch.Tensor, to: int, op: Any, *, tag: int = 0) -> Job:
         """In place at member `to`; the tensors of the others stay as they are."""
-        return self._reduce("reduce", tensor, op, to)
+        return self._reduce("reduce", tensor, op, to, tag)
 
-    def _reduce(self, kind: str, tensor: torch.Tensor, op: Any, to: int | None) -> Job:
+    def _reduce(self, kind: str, tensor: torch.Tensor, op: Any, to: int | None, tag: int) -> Job:
         tensor, reduction = self._reduction(tensor, op)
         plan = (OneShot if tensor.nbytes <= self._place.one_shot else AllReduce)(self._place, tensor, reduction, to)
-        return self._collective(kind, plan, tensor, reduction.code, -1 if to is None else to)
+        return self._collective(kind, plan, tensor, reduction.code, -1 if to is None else to, tag=tag)
 
     def _reduction(self, tensor: torch.Tensor, op: Any) -> tuple[torch.Tensor, Reduction]:
         if tensor.requires_grad:
@@ -145,22 +145,22 @@ class ShmBackend:
                 self._reductions[key] = reduction
         return tensor, reduction
 
-    def broadcast(self, tensor: torch.Tensor, source: int) -> Job:
-        return self._collective("broadcast", Broadcast(self._place, tensor, source), tensor, root=source)
+    def broadcast(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> Job:
+        return self._collective("broadcast", Broadcast(self._place, tensor, source), tensor, root=source, tag=tag)
 
-    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Job:
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor, *, tag: int = 0) -> Job:
         """Flat: `out` has the members' parts one after the other."""
-        return self._collective("all_gather", AllGather(self._place, out, tensor), tensor, nbytes=out.nbytes)
+        return self._collective("all_gather", AllGather(self._place, out, tensor), tensor, nbytes=out.nbytes, tag=tag)
 
-    def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: Any) -> Job:
+    def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: Any, *, tag: int = 0) -> Job:
         """Flat: `tensor` has a part for each member; `out` gets this one's, reduced."""
         tensor, reduction = self._reduction(tensor, op)
-        return self._collective("reduce_scatter", ReduceScatter(self._place, out, tensor, reduction), tensor, reduction.code)
+        return self._collective("reduce_scatter", ReduceScatter(self._place, out, tensor, reduction), tensor, reduction.code, tag=tag)
 
-    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int]) -> Job:
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: Sequence[int], sizes: Sequence[int], *, tag: int = 0) -> Job:
         """Flat: so many elements for, and from, each member."""
         plan = AllToAll(self._place, out, tensor, out_sizes, sizes)
-        return self._collective("all_to_all", plan, tensor, nbytes=tensor.nbytes + out.nbytes, count=0)
+        return self._collective("all_to_all", plan, tensor, nbytes=tensor.nbytes + out.nbytes, count=0, tag=tag)
 
     def send(self, tensor: torch.Tensor, to: int) -> Job:
         return self._start(f"send {to}", self._transfers.send(tensor, self._other(to)), tensor.nbytes)
@@ -174,9 +174,9 @@ class ShmBackend:
         return index
 
     def _collective(
-        self, kind: str, plan: Plan, tensor: torch.Tensor, code: int = -1, root: int = -1, nbytes: int = -1, count: int = -1
+        self, kind: str, plan: Plan, tensor: torch.Tensor, code: int = -1, root: int = -1, nbytes: int = -1, count: int = -1, tag: int = 0
     ) -> Job:
-        plan.signature = KINDS.index(kind), dtype_code(tensor.dtype), tensor.numel() if count < 0 else count, code, root
+        plan.signature = KINDS.index(kind), dtype_code(tensor.dtype), tensor.numel() if count < 0 else count, code, root, tag
         return self._start("", self._transfers.collective(plan), tensor.nbytes if nbytes < 0 else nbytes)
 
     def _start(self, lane: str, transfer: Transfer, nbytes: int) -> Job:

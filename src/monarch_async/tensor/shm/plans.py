@@ -40,7 +40,7 @@ ONE_SHOT = 1 << 15
 
 
 class Plan:
-    """See the module's text. `signature`: kind, type, count, reduction, root; `sizes`: elements for and from each member."""
+    """See the module's text. `signature`: kind, type, count, reduction, root, tag; `sizes`: elements for and from each member."""
 
     phases: tuple[Phase, ...] = (Phase.FILL, Phase.DRAIN)
     source = Phase.FILL

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from monarch_async.errors import MonarchError
+from monarch_async.errors import CollectiveMismatch
 from monarch_async.tensor.shm.arithmetic import MOVED
 from monarch_async.tensor.shm.pages import ANNOUNCED, LINE, SIGNATURE, Member, fence, move
 from monarch_async.tensor.shm.plans import Place, Plan
@@ -27,11 +27,11 @@ __all__ = ["KINDS", "Mismatch", "Need", "Transfer", "Transfers", "dtype_code", "
 KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send", "recv")
 _DTYPES = sorted(MOVED, key=str)
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
-_COMPARED = 6  # words of a signature: number, kind, type, count, reduction, root
+_COMPARED = 7  # words of a signature: number, kind, type, count, reduction, root, tag
 SMALL_DEPTH = 2
 
 
-class Mismatch(MonarchError):
+class Mismatch(CollectiveMismatch):
     """Members called different operations, or the same one with shapes that don't fit. Nothing was moved."""
 
 
@@ -82,7 +82,7 @@ class Transfers:
         words, others = own.words, own.others
         self._number = number = self._number + 1
         at = layout.signature_at(number)
-        entry = (number, *plan.signature, plan.extent, 0, *plan.sizes)
+        entry = (number, *plan.signature, plan.extent, *plan.sizes)
         words[at : at + len(entry)] = memoryview(array("q", entry))
         ahead = plan.phases[0] is Phase.FILL and is_met(Need(Phase.DRAIN * LINE, behind + 1 - DEPTH, others))
         if ahead:
@@ -202,8 +202,8 @@ class Transfers:
 
 
 def describe(view: Sequence[int]) -> str:
-    """A signature in words: kind, type, count, reduction, root."""
-    kind, dtype, count, reduction, root = view
+    """A signature in words: kind, type, count, reduction, root, tag."""
+    kind, dtype, count, reduction, root, tag = view
     parts = [KINDS[kind], str(_DTYPES[dtype])]
     if KINDS[kind] != "all_to_all":
         parts.append(f"of {count} elements")
@@ -211,4 +211,6 @@ def describe(view: Sequence[int]) -> str:
         parts.append(f"reduction {reduction}")
     if root >= 0:
         parts.append(f"root {root}")
+    if tag:
+        parts.append(f"({tag:x})")
     return " ".join(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
+import re
 import tarfile
 import time
 from collections.abc import AsyncIterator
@@ -15,6 +15,7 @@ import pytest
 
 from monarch_async import MeshFailure, Restart, UsageError
 from monarch_async.observe.errors import UnknownName
+from monarch_async.observe.inside.spying import find_py_spy
 from monarch_async.observe.job import Job
 from monarch_async.observe.records import Frame, to_json
 from tests.observe.zoo import BUSY, CRASHED, FROZEN, IDLE, LOCKED, SLEEPING, SPINNING, Animal, Zoo, line_of
@@ -87,14 +88,6 @@ async def test_a_frozen_process_stays_what_it_was(zoo: Zoo) -> None:
     assert "thawed" in (await job.thaw(f"cages[{FROZEN}]"))[0].text
     zoo.close()
     assert 4 == await zoo.one(FROZEN).eat.call_one()
-
-
-async def test_native_stacks_need_py_spy(zoo: Zoo) -> None:
-    """Without it the error says how to get it."""
-    if shutil.which("py-spy"):
-        pytest.skip("py-spy is installed")
-    with pytest.raises(UsageError, match="pip install py-spy"):
-        await Job.here().stack("cages[0]", native=True)
 
 
 async def test_who_waits_for_whom(zoo: Zoo) -> None:
@@ -285,8 +278,9 @@ async def test_a_profile_shows_where_time_goes(zoo: Zoo) -> None:
     await zoo.start(SPINNING)
     job = Job.here()
     profile = await job.profile("cages[2]", 0.5)
-    assert profile.samples > 2 or profile.tool == "py-spy"
-    assert "spin (zoo.py" in profile.folded or profile.tool == "py-spy"
+    assert ("py-spy" if find_py_spy() else "signals") == profile.tool
+    assert profile.samples > 2
+    assert re.search(r"spin \(\S*zoo.py:\d+\) \d+$", profile.folded, re.MULTILINE)
     assert profile.svg.rstrip().endswith("</svg>")
     await job.freeze("cages[1]")
     async with asyncio.timeout(10):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from importlib import import_module
@@ -226,9 +227,9 @@ class Job(Actions, Breakpoints):
                         continue  # it takes the trace off by itself
 
     async def profile(self, target: Target, seconds: float = 5.0) -> Profile:
-        """Where a process spends its time. Raises `UsageError` for one that is frozen."""
+        """Where a process spends its time, in up to ten minutes. Raises `UsageError` for more, and for a process that is frozen."""
         proc = (await find_procs(self._survey, target))[0]
-        limit = seconds + 15.0
+        limit = 15.0 + (seconds if 0 < seconds < math.inf else 0.0)
         pid, samples, tool, folded, svg = await self._survey.inspect(proc.agent, "profile", proc.uid, seconds, limit=limit)
         return Profile(proc.name, pid, seconds, samples, tool, folded, svg or flame_graph(folded, f"{proc.name} (pid {pid})"))
 

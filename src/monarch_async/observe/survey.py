@@ -100,8 +100,7 @@ class Survey:
                     raise kind(error.text) from None
             raise
         except asyncio.CancelledError:
-            if not answer.future.done():
-                cancel(runtime, address, request)
+            cancel(runtime, address, request)  # which is nothing where the answer has come
             raise
 
     async def procs(self, others: Sequence[str] = ()) -> list[Proc]:

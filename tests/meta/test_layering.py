@@ -44,7 +44,7 @@ LAYERS: dict[str, list[str]] = {
         """linux fdwire tasks pulse stacks config start jobfile loops history ages context answer thread child forked zygote
         launcher outgoing link room lane peer tree leases borrowing lending local origin debt waits suspects behavior resumed life
         cell chains roster absent output serving supervisor restarts retrying visiting inspecting connect branch lives runtime
-        current stepping remote_pdb debug control service copying buffers direct ucx transfers broker fanout health agent
+        current wrapping stepping remote_pdb debug control service copying buffers direct ucx transfers broker fanout health agent
         bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(

@@ -16,14 +16,6 @@ from tests.api.waiting import until
 from tests.observe.zoo import BUSY, FROZEN, SLEEPING, Zoo
 
 
-async def becomes(zoo: Zoo, rank: int, state: ProcState) -> None:
-    """Wait until a process is known to be in this state."""
-    cage = zoo.cages.slice(gpus=rank)
-    async with asyncio.timeout(10):
-        while (await cage.health()).item().state is not state:
-            await asyncio.sleep(0.02)
-
-
 async def test_two_stacks_at_once_of_a_frozen_process(zoo: Zoo) -> None:
     """One moment serves both; afterwards it is still known when the process goes on."""
     await zoo.start(FROZEN)
@@ -32,7 +24,7 @@ async def test_two_stacks_at_once_of_a_frozen_process(zoo: Zoo) -> None:
     assert first.text == second.text
     assert "in wait" in first.text
     await job.thaw(f"cages[{FROZEN}]")
-    await becomes(zoo, FROZEN, ProcState.BUSY)
+    await zoo.until(FROZEN, ProcState.BUSY)
 
 
 async def test_a_process_that_is_thawed_while_its_stack_is_taken_goes_on(zoo: Zoo) -> None:
@@ -42,13 +34,13 @@ async def test_a_process_that_is_thawed_while_its_stack_is_taken_goes_on(zoo: Zo
     (cage,) = [proc for proc in await survey.procs() if proc.name == f"cages[{BUSY}]"]
     for _ in range(2):
         await survey.alter(cage.agent, "freeze", cage.name, "", cage.uid)
-        await becomes(zoo, BUSY, ProcState.FROZEN)
+        await zoo.until(BUSY, ProcState.FROZEN)
         stack = asyncio.ensure_future(survey.inspect(cage.agent, "stack", cage.uid, limit=5.0))
         await asyncio.sleep(0)  # the question leaves before what follows, and its answer takes longer
         await survey.alter(cage.agent, "thaw", cage.name, "", cage.uid)
         await stack
         assert "T" != Path(f"/proc/{cage.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        await becomes(zoo, BUSY, ProcState.BUSY)
+        await zoo.until(BUSY, ProcState.BUSY)
 
 
 @pytest.fixture

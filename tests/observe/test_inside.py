@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -28,7 +27,7 @@ class Counted(Actor):
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+def short(monkeypatch: pytest.MonkeyPatch) -> float:
     """Who does not come back has gone sooner."""
     monkeypatch.setattr(counting, "IDLE", 0.1)
     monkeypatch.setattr(tracing, "IDLE", 0.1)

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from monarch_async import MeshFailure, Restart, UsageError
+from monarch_async import Actor, MeshFailure, ProcState, Restart, UsageError, endpoint, this_proc
+from monarch_async.observe.actors import _by_number
 from monarch_async.observe.errors import UnknownName
 from monarch_async.observe.inside.spying import find_py_spy
 from monarch_async.observe.job import Job
 from monarch_async.observe.records import Frame, to_json
+from monarch_async.observe.survey import NoAnswer
 from tests.observe.zoo import BUSY, CRASHED, FROZEN, IDLE, LOCKED, SLEEPING, SPINNING, Animal, Zoo, line_of
 
 QUICK = 3.0
@@ -259,8 +261,60 @@ async def test_what_is_written(zoo: Zoo) -> None:
     before = await zoo.one(2).pid.call_one()
     await job.restart("cages[2]")
     assert before != await zoo.one(2).pid.options(retry=5).call_one()
-    assert [("animals", "7 members were stopped")] == [tuple(done) for done in await job.stop("animals")]
+    assert [("animals", "7 actors of client were stopped")] == [tuple(done) for done in await job.stop("animals")]
     assert [] == await job.ps()
+
+
+async def test_a_name_of_actors_and_of_processes_is_not_stopped_by_guess(zoo: Zoo) -> None:
+    """Which are meant has to be said; and only those are stopped."""
+    job = Job.here()
+    await zoo.cages.spawn("cages", Animal)
+    with pytest.raises(UsageError, match="cages are actors and processes: say which with --kind"):
+        await job.stop("cages")
+    assert [("cages", "7 actors of client were stopped")] == [tuple(done) for done in await job.stop("cages", kind="actors")]
+    assert {"animals"} == {row.actor.partition("[")[0] for row in await job.ps()}
+    assert [("cages", "7 processes of client were stopped")] == [tuple(done) for done in await job.stop("cages")]
+
+
+class Owner(Actor):
+    """Owns a mesh, and does not answer."""
+
+    @endpoint
+    async def own(self) -> None:
+        await this_proc().spawn("owned", Animal)
+
+    @endpoint
+    async def spin(self) -> None:
+        while True:
+            pass
+
+
+async def test_an_owner_that_does_not_answer_is_told(zoo: Zoo) -> None:
+    """Whether it is the only one who can stop a mesh, or may have another one of that name."""
+    job = Job.here()
+    owner = zoo.cages.slice(gpus=SPINNING).spawn("owner", Owner)
+    await owner.own.call_one()
+    spins = owner.spin.call_one()
+    await zoo.until(SPINNING, ProcState.STUCK)
+    with pytest.raises(NoAnswer, match=rf"owns owned; cages\[{SPINNING}\] does not answer: kill may help"):
+        await job.stop("owned")
+    texts = [done.text for done in await job.stop("animals")]
+    assert ["7 actors of client were stopped", f"there may be more of that name: cages[{SPINNING}] does not answer"] == texts
+    spins.cancel()
+
+
+async def test_a_number_that_several_have(zoo: Zoo) -> None:
+    """Is an error that names them, be it the pid of processes of two hosts, or a pid and a rank."""
+    survey = Job.here()._survey
+    procs = await survey.procs()
+    cages = [proc for proc in procs if proc.kind == "proc"]
+    other = cages[1]._replace(pid=cages[0].pid, host="elsewhere")
+    with pytest.raises(UsageError, match=rf"cages\[0\] \(pid {other.pid} on .*cages\[1\] \(pid {other.pid} on elsewhere\): say which"):
+        _by_number([cages[0], other], other.pid)
+    with pytest.raises(UsageError, match=r"2 is cages\[0\] \(pid 2 on .*\) and cages\[2\] \(rank 2\)"):
+        _by_number([cages[0]._replace(pid=2), *cages[1:]], 2)
+    assert cages[3:4] == _by_number(procs, 3)
+    assert cages[4:5] == _by_number(procs, cages[4].pid)
 
 
 async def test_unknown_names_suggest_the_nearest(zoo: Zoo) -> None:

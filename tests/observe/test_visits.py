@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
+import re
 import stat
 import sys
 import time
@@ -21,6 +23,8 @@ from monarch_async.errors import ReadOnlyError, UsageError
 from monarch_async.observe.errors import JobError
 from monarch_async.observe.job import Job, attach
 from monarch_async.observe.listing import jobs
+from monarch_async.options import Options
+from tests.api.waiting import until
 from tests.hosts.workers import ROOT, make_key, worker
 from tests.observe.zoo import SPINNING, Animal, Zoo
 
@@ -139,6 +143,29 @@ async def test_what_a_visitor_changes_is_logged(zoo: Zoo, caplog: pytest.LogCapt
         assert 2 == len(lines())
         written = [event for event in await job.events() if event.kind == "write"]
         assert ["animals[0]", "animals[0]"] == [event.subject for event in written]
+
+
+async def test_every_way_of_changing_something_is_logged(
+    zoo: Zoo, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of many members at once through the tree, once for each endpoint; a service that is asked, each time; looking, never."""
+    monkeypatch.setattr("monarch_async.observe.visits.Options", functools.partial(Options, fan_out=2, fan_out_local=True))
+
+    def lines() -> list[str]:
+        return [record.getMessage().partition(": ")[2] for record in caplog.records if record.levelno == logging.WARNING]
+
+    async with attach("zoo", write=True) as job:
+        animals = await job.reference("animals")
+        for _ in range(2):
+            await animals.eat.call(0)
+        await job.ps()
+        (cage,) = [row for row in await job.procs() if row.process == "cages[6]"]
+        await until(lambda: len(lines()) == 1)
+        assert re.fullmatch(r"calls eat of 7 members of actor 0x[0-9a-f]+, in cages\[0–6\]", lines()[0])
+        await ask(job.runtime, job.runtime.agent, "stop_procs", [cage.uid], 1.0)
+        await until(lambda: len(lines()) == 2)
+        assert "asks for stop_procs" == lines()[1]
+        assert ["cages[0–6]", "agent[0]"] == [event.subject for event in await job.events() if event.kind == "write"]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ async def perform(job: Job, args: argparse.Namespace) -> None:
 async def _ask(job: Job, args: argparse.Namespace) -> None:
     """What is one question."""
     name, targets = args.command, _targets(args)
-    options = {option: getattr(args, option) for option in ("older", "native", "reason") if hasattr(args, option)}
+    options = {option: getattr(args, option) for option in ("older", "native", "reason", "kind") if hasattr(args, option)}
     print_records(
         args, await getattr(job, name)(*targets, **options), _SHOWN.get(name, lambda rows: render(name, rows) if rows else "none")
     )

@@ -84,12 +84,12 @@ def stop_member(runtime: Runtime, who: str, subject: str, names: Sequence[Name],
     return [(str(cell.identity), "was told to stop") for cell in cells]
 
 
-async def stop_mesh(runtime: Runtime, who: str, subject: str, name: str, reason: str) -> int:
-    """Stop the meshes of this name that are owned here; returns how many members they had."""
+async def stop_mesh(runtime: Runtime, who: str, subject: str, name: str, kind: str, reason: str) -> int:
+    """Stop the meshes of this name that are owned here, of ``actors`` or ``processes``; returns how many members they had."""
     wards: dict[int, Any] = {}
     members = 0
-    for _, _, _, member in runtime.ownership.members():
-        if member.identity.mesh == name:
+    for _, _, key, member in runtime.ownership.members():
+        if member.identity.mesh == name and (kind == "actors") is bool(key):
             wards[id(member.ward)] = member.ward
             members += 1
     for ward in wards.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import tarfile
@@ -203,7 +204,7 @@ async def test_state_output_links_and_letters(zoo: Zoo) -> None:
     assert "hello" == (await anext(followed)).text
     await zoo.one(3).say.call_one("more")
     assert "more" == (await anext(followed)).text
-    await followed.aclose()  # type: ignore[attr-defined]
+    await followed.aclose()
     links = [link for link in await job.links() if link.process == "client" and link.peer == "cages[0]"]
     assert [("unix", True, 0)] == [(link.kind, link.connected, link.reconnects) for link in links]
     assert links[0].sent > 0
@@ -363,6 +364,24 @@ async def test_a_bundle_has_everything_but_secrets(zoo: Zoo, tmp_path: Path, mon
     assert "hunter2-secret" not in whole
     assert job.runtime.key.hex() not in whole
     assert "xxxxx" not in whole
+
+
+async def test_what_a_bundle_can_not_have_is_noted_in_its_place(zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one line; the rest is there."""
+
+    async def fails(*args: Any, **kwargs: Any) -> Any:
+        raise NoAnswer("the agent does not answer")
+        yield
+
+    job = Job.here()
+    monkeypatch.setattr(job, "logs", fails)
+    monkeypatch.setattr(job, "tree", lambda: anext(fails()))
+    path = await job.bundle(tmp_path / "report.tgz")
+    with tarfile.open(path) as tar:
+        texts = {name.partition("/")[2]: tar.extractfile(name).read().decode() for name in tar.getnames()}  # type: ignore[union-attr]
+    for name in ("logs.json", "tree.json"):
+        assert {"error": "NoAnswer: the agent does not answer"} == json.loads(texts[name])
+    assert 7 == len(json.loads(texts["ps.json"]))
 
 
 async def test_records_are_json(zoo: Zoo) -> None:

@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from monarch_async.observe.debugging import Breakpoints
 from monarch_async.observe.errors import JobError
 from monarch_async.observe.flame import flame_graph
 from monarch_async.observe.listing import find_job
+from monarch_async.observe.logs import log_lines
 from monarch_async.observe.names import Target, parse, unknown
 from monarch_async.observe.records import (
     ActorRow,
@@ -61,8 +61,6 @@ __all__ = ["Job", "attach", "enter"]
 
 _AMBIENT, _MESH = "monarch_async.ambient", "monarch_async.mesh"
 """What a program has loaded already, and a command that looks into one does without: it takes half of the time until that answers."""
-FOLLOW = 0.2
-"""Seconds between two looks at output that is followed."""
 LIMITS = (100_000, 1 << 30)
 """Bounds on what is under way to the actors of a reference, in messages and bytes."""
 
@@ -171,29 +169,12 @@ class Job(Actions, Breakpoints):
         """What has happened, the oldest first, as far as it is remembered."""
         return await all_events(self._survey)
 
-    async def logs(self, target: Target | None = None, *, follow: bool = False, grep: str = "") -> AsyncIterator[LogLine]:
-        """The output of processes, as far as it is kept; with `follow` also what comes. `grep` is a regular expression."""
-        survey, wanted = self._survey, re.compile(grep)
-        uids = None if target is None else {proc.uid for proc in await find_procs(survey, target)}
-        read: dict[str, int] = {}
-        rest: dict[str, str] = {}
-        while True:
-            agents = [proc.address for proc in await survey.procs() if proc.kind == "agent"]
-            for agent in agents:
-                for me in await survey.inspect(agent, "outputs"):
-                    if uids is not None and me.uid not in uids:
-                        continue
-                    text, read[me.uid] = await survey.inspect(agent, "output", me.uid, read.get(me.uid, 0))
-                    *lines, unfinished = (rest.get(me.uid, "") + text).split("\n")
-                    if unfinished and not follow:
-                        lines.append(unfinished)
-                    rest[me.uid] = unfinished
-                    for line in lines:
-                        if wanted.search(line):
-                            yield LogLine(label(me), me.rank, line)
-            if not follow:
-                return
-            await asyncio.sleep(FOLLOW)
+    def logs(self, target: Target | None = None, *, follow: bool = False, grep: str = "") -> AsyncGenerator[LogLine, None]:
+        """The output of processes, as far as it is kept; with `follow` also what comes, until the job has ended.
+
+        `grep` is a regular expression: only lines in which it is found. Raises `UsageError` for what is none.
+        """
+        return log_lines(self._survey, target, follow=follow, grep=grep)
 
     async def state(self, actor: Target) -> list[StateRow]:
         """The attributes of actors. Raises `NoAnswer` where none of their processes answers."""

@@ -107,11 +107,9 @@ async def _detail(survey: Survey, procs: Sequence[Proc], event: Event) -> str:
         return event.detail
     for agent in [proc for proc in procs if proc.kind == "agent"]:
         try:
-            printed = [me for me in await survey.inspect(agent.address, "outputs") if str(me) == event.subject]
-            for me in reversed(printed):
-                text, _ = await survey.inspect(agent.address, "output", me.uid, 0)
-                if text.strip():
-                    return "\n".join(text.splitlines()[-LAST_LINES:])
+            text = await survey.inspect(agent.address, "last_output", event.subject)
+            if text.strip():
+                return "\n".join(text.splitlines()[-LAST_LINES:])
         except NoAnswer:
             continue
     return ""

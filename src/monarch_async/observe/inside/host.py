@@ -16,14 +16,13 @@ from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.stacks import render, state_of
 from monarch_async.errors import UsageError
 from monarch_async.health import Health, ProcState
-from monarch_async.ids import ProcAddress
 from monarch_async.observe.inside.halted import frames_from_outside, send, stack_of_halted
 from monarch_async.observe.inside.spying import PY_SPY, native_stack, profile_of
 
 if TYPE_CHECKING:  # where there is no agent, what it needs is not loaded either
     from monarch_async._runtime.agent import Agent, Proc
 
-__all__ = ["freeze", "kill", "output", "outputs", "procs", "profile", "restart", "roster", "stack", "thaw"]
+__all__ = ["agent_of", "freeze", "kill", "procs", "profile", "restart", "roster", "stack", "thaw"]
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -32,7 +31,8 @@ Usage = tuple[int, float, int]
 """Resident memory in bytes, processor time in seconds, threads."""
 
 
-def _agent(runtime: Runtime) -> Agent:
+def agent_of(runtime: Runtime) -> Agent:
+    """The agent that this process is. Raises `UsageError` where it is none."""
     agent = runtime.parts.get("agent")
     if agent is None:
         raise UsageError(f"{runtime.me} is no agent")
@@ -52,7 +52,7 @@ def usage(pid: int) -> Usage | None:
 
 def procs(runtime: Runtime, others: Sequence[str] = ()) -> tuple[str, list[tuple[Any, ...]]]:
     """The name of this host; address, kind, pid, health and usage of each process here, and of `others`, which may be gone, by uid."""
-    agent = _agent(runtime)
+    agent = agent_of(runtime)
     me = Health(ProcState.READY, pid=os.getpid())
     rows: list[tuple[Any, ...]] = [(runtime.me, "agent", os.getpid(), me, usage(os.getpid()))]
     if runtime.client.host == runtime.me.host:
@@ -67,20 +67,9 @@ def procs(runtime: Runtime, others: Sequence[str] = ()) -> tuple[str, list[tuple
     return os.uname().nodename, rows
 
 
-def outputs(runtime: Runtime) -> list[ProcAddress]:
-    """The processes whose output is kept, also of some that are gone."""
-    return [me for me, _ in _agent(runtime).printed.values()]
-
-
 def roster(runtime: Runtime, uid: str) -> list[str]:
     """The actors of a process, as that has listed them: not all, where there are many."""
-    return _agent(runtime).health.actors_of(uid)
-
-
-def output(runtime: Runtime, uid: str, total: int = 0) -> tuple[str, int]:
-    """What a process has printed after its first `total` bytes, and how many there are."""
-    printed = _agent(runtime).printed
-    return printed[uid][1](total) if uid in printed else ("", total)
+    return agent_of(runtime).health.actors_of(uid)
 
 
 def _running(agent: Agent, uid: str, name: str) -> Proc:
@@ -92,7 +81,7 @@ def _running(agent: Agent, uid: str, name: str) -> Proc:
 
 async def stack(runtime: Runtime, uid: str, native: bool = False, force: bool = False) -> tuple[Health, str, str]:
     """The health of a process, its stack, and who has told it. Without `force`, one whose loop comes round is left to tell it itself."""
-    agent = _agent(runtime)
+    agent = agent_of(runtime)
     (health,) = await agent.health.tell(None, [uid])
     proc = agent.procs.get(uid)
     if proc is None:
@@ -114,13 +103,13 @@ async def stack(runtime: Runtime, uid: str, native: bool = False, force: bool = 
 
 async def profile(runtime: Runtime, uid: str, seconds: float) -> tuple[int, int, str, str, str]:
     """Pid, samples, tool, collapsed stacks, and a flame graph where the tool draws one. Raises `UsageError`."""
-    agent = _agent(runtime)
+    agent = agent_of(runtime)
     return await profile_of(runtime, agent, uid, _running(agent, uid, ""), seconds)
 
 
 def kill(runtime: Runtime, who: str, subject: str, uid: str) -> str:
     """SIGKILL a process, which its policy may start again."""
-    agent = _agent(runtime)
+    agent = agent_of(runtime)
     pid = _running(agent, uid, subject).child.pid
     agent.health.kill(uid, f"by {who}")
     return f"pid {pid} was killed"
@@ -128,7 +117,7 @@ def kill(runtime: Runtime, who: str, subject: str, uid: str) -> str:
 
 def restart(runtime: Runtime, who: str, subject: str, uid: str) -> str:
     """The same for one that is started again. Raises `UsageError` for one that would not be."""
-    agent = _agent(runtime)
+    agent = agent_of(runtime)
     proc = _running(agent, uid, subject)
     if not proc.returns:
         raise UsageError(f"{subject} has no restart policy, so nothing would start it again: use kill, or spawn it with restart=Restart()")
@@ -138,13 +127,13 @@ def restart(runtime: Runtime, who: str, subject: str, uid: str) -> str:
 
 def freeze(runtime: Runtime, who: str, subject: str, uid: str) -> str:
     """SIGSTOP a process."""
-    proc = _running(_agent(runtime), uid, subject)
+    proc = _running(agent_of(runtime), uid, subject)
     send(runtime, uid, proc, signal.SIGSTOP)
     return f"pid {proc.child.pid} was frozen"
 
 
 def thaw(runtime: Runtime, who: str, subject: str, uid: str) -> str:
     """SIGCONT a process."""
-    proc = _running(_agent(runtime), uid, subject)
+    proc = _running(agent_of(runtime), uid, subject)
     send(runtime, uid, proc, signal.SIGCONT)
     return f"pid {proc.child.pid} was thawed"

@@ -41,9 +41,9 @@ LAYERS: dict[str, list[str]] = {
     "L2": inside("_channel", "base pool keys tls stream dial tensors torch_hook segment memory cma fabric blocks descriptors gifts"),
     "L3": inside(
         "_runtime",
-        """linux fdwire tasks pulse stacks config start jobfile loops history ages context answer thread child forked zygote
-        launcher outgoing link room lane peer tree leases borrowing lending local origin debt waits suspects behavior resumed life
-        cell chains roster absent output serving supervisor restarts retrying visiting inspecting connect branch lives runtime
+        """linux fdwire tasks pulse stacks config start jobfile jobfiles announcing loops history ages context answer thread child forked
+        zygote launcher outgoing link room lane peer tree leases borrowing lending local origin debt waits suspects behavior resumed
+        life cell chains roster absent output serving supervisor restarts retrying visiting inspecting connect branch lives runtime
         current wrapping stepping remote_pdb debug control service copying buffers direct ucx transfers broker fanout health agent
         bootstrap attach worker client watchdog proc""",
     ),

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from monarch_async import attach_to_workers, shutdown, this_host
-from monarch_async._runtime.jobfile import RELEASE, JobFile, jobs_folder
+from monarch_async._runtime.jobfile import RELEASE, jobs_folder
+from monarch_async._runtime.jobfiles import read_job_file
 from monarch_async._runtime.service import ask
 from monarch_async.errors import ReadOnlyError, UsageError
 from monarch_async.observe.errors import JobError
@@ -52,7 +53,7 @@ async def test_a_job_has_a_file_while_it_lasts(zoo: Zoo) -> None:
     assert 0o700 == stat.S_IMODE(os.stat(jobs_folder()).st_mode)
     (info,) = jobs()
     assert ("zoo", os.getpid(), "running", RELEASE) == (info.name, info.pid, info.state, info.version)
-    file = JobFile.read(info.file)
+    file = read_job_file(info.file)
     assert bytes.fromhex(file.key) == Job.here().runtime.key
 
 
@@ -65,6 +66,7 @@ async def test_the_file_is_gone_when_the_job_is(state_home: Path) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", f"{script}\nasyncio.run(main())", stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     await process.stdout.readline()
+    await until(lambda: list(Path(jobs_folder()).glob("*.json")))
     path = the_file()
     process.kill()
     await process.wait()

@@ -103,7 +103,7 @@ async def test_who_waits_for_whom(zoo: Zoo) -> None:
             await asyncio.sleep(0.05)
     found = {(call.caller, call.actor, call.endpoint, call.blocks) for call in calls}
     assert ("animals[1].wait_for", "animals[2]", "spin", True) in found
-    assert ("animals[1]", "wait_for", True) in {row[1:] for row in found if row[0].startswith("task ")}
+    assert ("client", "animals[1]", "wait_for", True) in found
     await asyncio.sleep(1.2)
     old = await job.calls(older=0.6)
     assert {"animals[2]", "animals[1]"} <= {call.actor for call in old}

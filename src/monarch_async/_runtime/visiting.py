@@ -149,8 +149,8 @@ def _refusal(fields: list[Any], buffers: object) -> str:
     _, key, endpoint, _, _, body, *_ = fields
     if not key and endpoint in ("inspect", "ping") and not buffers and _is_plain(body):
         return ""
-    what = "calls actors" if key else f"asks for {endpoint!r}"
-    return f"this visit is read-only, and {what}: attach with --write (write=True) to change something"
+    what = ", and calls actors" if key else "" if endpoint == "alter" else f", and asks for {endpoint!r}"
+    return f"this visit is read-only{what}: to change something needs --write (write=True)"
 
 
 class _Plain(pickle.Unpickler):

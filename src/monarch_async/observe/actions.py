@@ -50,7 +50,7 @@ class Actions:
         found = await find_actors(self._survey, target)
         done = []
         for proc, names in found.by_proc():
-            answer = await self._survey.alter(proc.address, "stop_member", str(target), reason, names, reason)
+            answer = await self._survey.alter_proc(proc, "stop_member", str(target), reason, names, reason)
             done += [Done(*entry) for entry in answer]
         return done
 
@@ -91,8 +91,8 @@ class Actions:
         found = await find_actors(self._survey, actor)
         rows = []
         for proc, names in found.by_proc():
-            rows += await self._survey.alter(
-                proc.address, "eval", str(actor), expression, expression, names, limit=self._survey.patience + 10.0
+            rows += await self._survey.alter_proc(
+                proc, "eval", str(actor), expression, expression, names, limit=self._survey.patience + 10.0
             )
         return [Evaluated(*row) for row in rows]
 

@@ -51,7 +51,7 @@ from monarch_async.observe.records import (
 )
 from monarch_async.observe.stacks import stack_rows
 from monarch_async.observe.stories import all_events, causes
-from monarch_async.observe.survey import NoAnswer, Survey, label
+from monarch_async.observe.survey import NoAnswer, Proc, Survey, label
 from monarch_async.observe.tree import tree_rows
 from monarch_async.observe.visits import LEASE, leave, visiting_runtime
 from monarch_async.observe.waits import call_rows, hops
@@ -181,29 +181,29 @@ class Job(Actions, Breakpoints):
         found = await find_actors(self._survey, actor)
         rows = []
         for proc, names in found.by_proc():
-            for name, attributes, omitted in await self._survey.inspect(proc.address, "state", names):
+            for name, attributes, omitted in await self._survey.inspect_proc(proc, "state", names):
                 rows.append(StateRow(name, proc.name, tuple(tuple(attribute) for attribute in attributes), omitted))
         return rows
 
     async def trace(self, actor: Target, max: int = 10) -> AsyncIterator[Traced]:
         """The next `max` messages of an actor, as it handles them."""
         found = await find_actors(self._survey, actor)
-        traces: dict[ProcAddress, tuple[list[Any], list[int]]] = {proc.address: (names, []) for proc, names in found.by_proc()}
+        traces: dict[Proc, tuple[list[Any], list[int]]] = {proc: (names, []) for proc, names in found.by_proc()}
         count = 0
         try:
             while count < max:
-                for address, (names, numbers) in traces.items():
-                    begun, seen = await self._survey.inspect(address, "trace", names, numbers, limit=self._survey.patience + 1.0)
-                    traces[address] = names, begun
+                for proc, (names, numbers) in traces.items():
+                    begun, seen = await self._survey.inspect_proc(proc, "trace", names, numbers, limit=self._survey.patience + 1.0)
+                    traces[proc] = names, begun
                     for entry in seen:
                         if count < max:
                             count += 1
                             yield Traced(*entry)
         finally:
-            for address, (names, numbers) in traces.items():
+            for proc, (names, numbers) in traces.items():
                 if numbers:
                     try:
-                        await self._survey.inspect(address, "trace", names, numbers, True)
+                        await self._survey.inspect(proc.address, "trace", names, numbers, True)
                     except NoAnswer:
                         continue  # it takes the trace off by itself
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import re
 import signal
 import sys
 import time
@@ -108,9 +109,24 @@ async def profile_of(runtime: Runtime, agent: Agent, uid: str, proc: Proc, secon
 async def _record(folder: str, pid: int, seconds: float) -> str:
     """Collapsed stacks."""
     path = Path(folder) / f"profile-{pid}-{time.monotonic_ns()}"
-    words = ("record", "--format", "raw", "--rate", str(SAMPLES), "--duration", str(max(1, round(seconds))))
+    words = ("record", "--format", "raw", "--idle", "--rate", str(SAMPLES), "--duration", str(max(1, round(seconds))))
     try:
         await spy(*words, "--pid", str(pid), "--output", str(path), limit=seconds + LONGEST)
-        return path.read_text(encoding="utf-8", errors="replace")
+        return _without_plumbing(path.read_text(encoding="utf-8", errors="replace"))
     finally:
         path.unlink(missing_ok=True)
+
+
+def _without_plumbing(folded: str) -> str:
+    """The same without the calls that led to the user's code, and without the watchdog, which only sleeps."""
+    counted: Counter[str] = Counter()
+    for line in folded.splitlines():
+        stack, _, number = line.rpartition(" ")
+        names = stack.split(";")
+        if "Watchdog._watch" not in stack:
+            first = next((index for index, name in enumerate(names) if not _PLUMBING.search(name)), len(names) - 1)
+            counted[";".join(names[first:])] += int(number)
+    return "\n".join(f"{names} {count}" for names, count in counted.most_common())
+
+
+_PLUMBING = re.compile(r"\((?:monarch_async/_|asyncio/|threading\.py|<string>)")

@@ -27,6 +27,25 @@ async def test_two_stacks_at_once_of_a_frozen_process(zoo: Zoo) -> None:
     await zoo.until(FROZEN, ProcState.BUSY)
 
 
+async def test_a_stack_that_is_given_up(zoo: Zoo) -> None:
+    """Whenever that is: the process is halted again, counts as frozen all along, and its stack can be had afterwards."""
+    await zoo.start(FROZEN)
+    job = Job.here()
+    (cage,) = [proc for proc in await job._survey.procs() if proc.name == f"cages[{FROZEN}]"]
+    before = (await zoo.cages.slice(gpus=FROZEN).health()).item()
+    for pause in (0.0, 0.3, 0.31, 0.32, 0.35):  # it waits for its watchdog to be due, and has its moment then
+        asked = asyncio.ensure_future(job.stack(cage.name))
+        await asyncio.sleep(pause)
+        asked.cancel()
+        await asyncio.wait([asked])
+    await asyncio.sleep(0.2)
+    assert "T" == Path(f"/proc/{cage.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    after = (await zoo.cages.slice(gpus=FROZEN).health()).item()
+    assert ProcState.FROZEN is after.state
+    assert after.since > before.since + 1.0
+    assert "in wait" in (await job.stack(cage.name))[0].text
+
+
 async def test_a_process_that_is_thawed_while_its_stack_is_taken_goes_on(zoo: Zoo) -> None:
     """Whether that comes before it is let go on for the stack or within that moment, it is not halted again."""
     await zoo.start(BUSY)

@@ -192,6 +192,30 @@ async def test_who_is_not_let_in_is_told_why(zoo: Zoo, fields: dict[str, Any], t
         assert [] == jobs()
 
 
+@pytest.mark.parametrize(
+    ("agent", "network", "text"),
+    [
+        ({"unix": "/nowhere/agent"}, None, "its agent's socket is gone"),
+        ({"unix": "/dev/null"}, None, "can't be attached to: agent does not answer"),
+        ({"unix": "/nowhere/agent", "tcp": "nonsense"}, {"key": "00" * 32, "tls": None}, "can't be attached to"),
+        ({"unix": "/nowhere/agent", "tcp": "127.0.0.1:1"}, {"key": "00" * 32, "tls": None}, "can't be attached to: agent does not answer"),
+        ({}, {"key": "00" * 32, "tls": {"cert": "/no", "key": "/no", "ca": "/no"}}, "/no"),
+        ({}, {"key": "00" * 32}, "is no job file: network: lacks fields, or has others: tls"),
+        ({"uid": "0a"}, None, "can't be attached to: agent does not answer"),
+    ],
+)
+async def test_a_file_that_leads_nowhere_is_a_plain_error(zoo: Zoo, agent: dict[str, Any], network: Any, text: str) -> None:
+    """However wrong it is: in one line, soon."""
+    path = the_file()
+    change(agent={**json.loads(path.read_text())["agent"], **agent}, network=network)
+    start = time.monotonic()
+    with pytest.raises((JobError, UsageError), match=text) as raised:
+        async with attach(str(path)):
+            pass
+    assert "\n" not in str(raised.value)
+    assert time.monotonic() - start < 8
+
+
 async def test_a_file_that_others_can_read_is_not_believed(zoo: Zoo) -> None:
     """Its key is worth nothing."""
     path = the_file()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+from typing import Any
 
 from monarch_async import Actor, Restart, configure, current_rank, endpoint, this_host
 
@@ -36,12 +37,12 @@ class Feeder(Actor):
 class Trainer(Actor):
     """Makes steps."""
 
-    def __init__(self, feeder: Feeder) -> None:
+    def __init__(self, feeder: Any) -> None:
         self.feeder = feeder
 
     @endpoint
     async def step(self) -> float:
-        batch: int = await self.feeder.batch.options(retry=1).call_one()  # type: ignore[attr-defined]
+        batch: int = await self.feeder.batch.options(retry=1).call_one()
         await asyncio.sleep(0.1)
         return 1 / (batch + current_rank().rank)
 

@@ -76,7 +76,11 @@ class _Thread:
         asyncio._set_running_loop(self.runtime.loop)
         while (given := self.jobs.get()) is not None:
             _here.stepper, job = given
-            self.outcomes.put(job())
+            try:
+                outcome = job()
+            except BaseException as error:  # the loop waits for this
+                outcome = ("raised", error)
+            self.outcomes.put(outcome)
 
     def run(self, stepper: Stepper | None, job: _Job) -> _Outcome:
         """Let the thread run until it has come to something. It is the runtime's thread meanwhile. In the loop's thread."""

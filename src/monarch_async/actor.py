@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from monarch_async._core.binding import compile_binder
 from monarch_async._core.codec import dumps_whole, loads
 from monarch_async._core.events import Failure as MeshFailure
-from monarch_async._runtime.context import ASYNC, SYNC, Handler, Message, handler_hooks
+from monarch_async._runtime.context import ASYNC, SYNC, Handler, Message
 from monarch_async._runtime.life import SAVE
 from monarch_async._runtime.thread import ActorThread
 from monarch_async.checkpoints import checkpoint_by_time, take_checkpoint
@@ -198,10 +198,7 @@ def _handlers_of(cls: type) -> tuple[Mapping[str, Handler], bool]:
             kind = ASYNC if inspect.iscoroutinefunction(function) else SYNC
             handlers[f"{name}()"] = Handler(function, kind)
             handlers[f"{name}(port)"] = Handler(function, kind, explicit_port=True)
-    found: Mapping[str, Handler] = handlers
-    for prepared in handler_hooks:
-        found = prepared(found)
-    return found, threaded
+    return handlers, threaded
 
 
 def check_class(cls: Any) -> dict[str, EndpointDefinition[..., Any]]:

@@ -84,6 +84,9 @@ class _Settings(NamedTuple):
     """How `RDMABuffer` copies, of `RDMA_BACKENDS`. One that is named is used, or fails where it can't be."""
     dead_letters: int = 1000
     """How many undeliverable messages are remembered."""
+    debug: bool = False
+    """Whether ``async`` handlers can stop at a ``breakpoint()``: each actor's code on the loop then runs in a thread of its own, in turn
+    with the loop (docs/repl.md). The environment variable ``MONARCH_ASYNC_DEBUG=1`` is the same; at a prompt it is on."""
     job_name: str = ""
     """What the job is called where jobs are listed; by default after the program."""
     metrics: str = ""

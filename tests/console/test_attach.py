@@ -52,7 +52,7 @@ def job(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env={**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path)},
+        env={**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path), "MONARCH_ASYNC_DEBUG": "1"},
     )
     assert running.stdout is not None
     assert running.stdin is not None

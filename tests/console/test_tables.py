@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from monarch_async.console.tables import COLUMNS, age, render, render_hops, render_tree, size
+from monarch_async.observe import records
 from monarch_async.observe.records import CallRow, Frame, Hop, TreeRow
 
 
@@ -53,6 +56,25 @@ def test_hops_stand_below_each_other() -> None:
     assert "a[0].f  running for 2.0s  in p[0]\n    a.py:7 in f\n    waits for b[0]\nb[0]  ready  in p[1]" == render_hops(hops)
 
 
+RECORDS: dict[str, Any] = {
+    "ps": records.ActorRow,
+    "procs": records.ProcRow,
+    "top": records.TopRow,
+    "calls": records.CallRow,
+    "links": records.LinkRow,
+    "deadletters": records.DeadLetterRow,
+    "events": records.Event,
+    "jobs": records.JobInfo,
+    "trace": records.Traced,
+    "doctor": records.Check,
+    "done": records.Done,
+    "eval": records.Evaluated,
+}
+
+
 def test_every_column_is_a_field() -> None:
-    """Of the records that the commands print."""
-    assert all(field.isidentifier() for columns in COLUMNS.values() for _, field, _ in columns)
+    """Of the record that the table is of; and each table is of one."""
+    assert set(RECORDS) == set(COLUMNS)
+    for kind, columns in COLUMNS.items():
+        assert [] == [field for _, field, _ in columns if field not in RECORDS[kind]._fields], kind
+        assert len(columns) == len({head for head, _, _ in columns}), kind

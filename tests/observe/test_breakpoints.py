@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import sqlite3
+import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from monarch_async import Actor, ActorError, CallTimeout, ProcMesh, UsageError, concurrent_endpoint, context, endpoint, this_host
+from monarch_async import Actor, ActorError, CallTimeout, ProcMesh, UsageError, concurrent_endpoint, configure, context, endpoint, this_host
 from monarch_async.observe.debugging import Said, Stopped
 from monarch_async.observe.errors import UnknownName
 from monarch_async.observe.job import Job
@@ -89,9 +91,29 @@ class Beside(Actor):
     async def answer(self) -> int:
         return 42
 
+    @concurrent_endpoint
+    async def overlap(self) -> str:
+        await asyncio.sleep(0)
+        return threading.current_thread().name
+
 
 @pytest.fixture
-async def procs() -> AsyncIterator[ProcMesh]:
+def debug() -> Iterator[None]:
+    """Runtimes that are started from now on are for debugging."""
+    configure(debug=True)
+    yield
+    configure(debug=False)
+
+
+@pytest.fixture
+async def plain() -> AsyncIterator[ProcMesh]:
+    """Processes of a job that is not for debugging."""
+    async with this_host().spawn_procs({"ranks": 1}, name="here") as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def procs(debug: None) -> AsyncIterator[ProcMesh]:
     async with this_host().spawn_procs({"ranks": 1}, name="here") as mesh:
         yield mesh
 
@@ -109,8 +131,9 @@ async def waiting(count: int = 1) -> list[Stopped]:
         found = [one for one in await Job.here().stopped() if one.waits]
         return len(found) >= count
 
-    while not await enough():
-        pass
+    async with asyncio.timeout(20):
+        while not await enough():
+            pass
     return found
 
 
@@ -200,6 +223,103 @@ async def test_a_handler_in_steps_is_like_any_other(procs: ProcMesh) -> None:
     assert thread.startswith("steps of")
 
 
+class Keeper(Actor):
+    """Keeps what only its thread may use."""
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread().name
+        self.base = sqlite3.connect(":memory:")
+        self.breakpoint = str
+
+    @endpoint
+    async def where(self, *, stops: bool = False) -> tuple[str, int]:
+        self.base.execute("select 1")
+        self.breakpoint(1)
+        if stops:
+            breakpoint()
+        await asyncio.sleep(0)
+        self.base.execute("select 1")
+        return threading.current_thread().name, threading.get_ident()
+
+    @concurrent_endpoint
+    async def overlap(self) -> tuple[str, int]:
+        await asyncio.sleep(0)
+        self.base.execute("select 1")
+        return threading.current_thread().name, threading.get_ident()
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        self.base.close()
+        print("closed in", threading.current_thread().name, flush=True)  # noqa: T201
+
+
+MAIN = "MainThread"
+
+
+async def test_code_with_a_breakpoint_is_like_any_other(plain: ProcMesh, capfd: pytest.CaptureFixture[str]) -> None:
+    """It runs on the loop's own thread, and a breakpoint there is passed with a note; `pdb next` stops one handler, and no other."""
+    mesh = await plain.spawn("keeper", Keeper)
+    assert MAIN == (await mesh.where.call_one())[0]
+    assert MAIN == (await mesh.where.call_one(stops=True))[0]
+    await until(lambda: "`pdb next keeper` in the console" in capfd.readouterr().err)
+    other = await plain.spawn("stops", Stops)
+    await Job.here().stop_next("stops")
+    call = other.add.call_one(4)
+    for _ in range(2):  # at its first line, and at its breakpoint
+        (one,) = await waiting()
+        await command(one, "c")
+    assert 9 == await call
+    assert 17 == await other.add.call_one(4)
+    assert MAIN == (await mesh.overlap.call_one())[0]
+
+
+async def test_an_actor_that_is_debugged_has_one_thread(procs: ProcMesh, capfd: pytest.CaptureFixture[str]) -> None:
+    """Constructor, handlers, overlapping ones, and cleanup; so what it keeps there works."""
+    mesh = await procs.spawn("keeper", Keeper)
+    found = [await mesh.where.call_one(), *await asyncio.gather(*(mesh.overlap.call_one() for _ in range(3)))]
+    call = mesh.where.call_one(stops=True)
+    (one,) = await waiting()
+    await command(one, "c")
+    found += [await call, await mesh.where.call_one()]
+    assert 1 == len(set(found)), found
+    assert "steps of keeper[0]" == found[0][0]
+    await mesh.stop()
+    await until(lambda: "closed in steps of keeper[0]" in capfd.readouterr().out)
+
+
+async def test_a_coroutine_beside_one_that_has_stopped(procs: ProcMesh) -> None:
+    """Has another thread as long as that one's is taken; afterwards there is one again."""
+    mesh = await procs.spawn("both", Beside)
+    await Job.here().stop_next("both")
+    stopped = mesh.overlap.call_one()
+    (one,) = await waiting()
+    assert "beside" in await mesh.overlap.call_one()
+    await command(one, "c")
+    assert "beside" not in await stopped
+    assert await stopped == await mesh.overlap.call_one()
+
+
+def own_hook() -> None:
+    """A bootstrap that has breakpoints do something else."""
+    sys.breakpointhook = lambda *args, **kwargs: print("the own", "hook", flush=True)  # noqa: T201
+
+
+async def test_a_hook_of_the_users_own(debug: None, capfd: pytest.CaptureFixture[str]) -> None:
+    """Is what a breakpoint calls, whether a bootstrap has set it or an import before the process began; then nothing is run in steps."""
+    for options in ({"bootstrap": own_hook}, {"preload": ("tests.observe.hooked",)}):
+        async with this_host().spawn_procs(**options) as procs:
+            keeper, stops = await procs.spawn("keeper", Keeper), await procs.spawn("stops", Stops)
+            assert MAIN == (await keeper.where.call_one(stops=True))[0]
+            await until(lambda: "the own hook" in capfd.readouterr().out)
+            assert 1 == await stops.add_blocking.call_one(1)
+
+
+async def test_in_the_debug_mode_of_asyncio(debug: None) -> None:
+    """Where a loop is for one thread only, nothing is run in another."""
+    async with this_host().spawn_procs(env={"PYTHONASYNCIODEBUG": "1"}) as procs:
+        mesh = await procs.spawn("keeper", Keeper)
+        assert MAIN == (await mesh.where.call_one())[0]
+
+
 async def test_on_the_loop_itself_it_is_passed(procs: ProcMesh, capfd: pytest.CaptureFixture[str]) -> None:
     """Where only the loop could wait the breakpoint is passed, with a note that says so."""
     mesh = await procs.spawn("stops", Stops)
@@ -228,12 +348,13 @@ async def test_stop_next(procs: ProcMesh) -> None:
     assert 42 == await mesh.answer.call_one()
 
 
-async def test_breakpoints_turned_off() -> None:
+async def test_breakpoints_turned_off(debug: None) -> None:
     """The environment variable that Python has for that works in processes too."""
     async with this_host().spawn_procs({"ranks": 1}, env={"PYTHONBREAKPOINT": "0"}) as procs:
         mesh = await procs.spawn("stops", Stops)
         assert 9 == await mesh.add.call_one(4)
         assert 4 == await mesh.add_blocking.call_one(4)
+        assert MAIN == (await (await procs.spawn("keeper", Keeper)).where.call_one())[0]
 
 
 async def test_an_actor_that_is_stopped_meanwhile(procs: ProcMesh) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import resource
 import xml.etree.ElementTree as ET
 
 import pytest
 
 from monarch_async.observe.doctor import doctor
 from monarch_async.observe.flame import flame_graph
+from monarch_async.observe.inside.spying import find_py_spy
 from monarch_async.observe.names import concerns, parse, unknown
 from monarch_async.observe.waits import frames_in
 
@@ -69,4 +72,9 @@ def test_the_doctor_knows_this_machine() -> None:
     assert len(checks) == len({check.name for check in checks})
     assert {"uvloop", "memfd", "pidfd", "process_vm_readv", "cuda", "nccl", "ucx", "open files"} <= {check.name for check in checks}
     assert [] == [check.name for check in checks if not check.ok and not check.fix]
-    assert {"pidfd": True, "memfd": True} == {check.name: check.ok for check in checks if check.name in ("pidfd", "memfd")}
+    found = {check.name: check for check in checks}
+    assert {"pidfd": True, "memfd": True} == {name: found[name].ok for name in ("pidfd", "memfd")}
+    for name in ("uvloop", "torch"):
+        assert (importlib.util.find_spec(name) is not None) is found[name].ok
+    assert (find_py_spy() or "not installed") == found["py-spy"].found
+    assert str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) == found["open files"].found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
+import re
 import stat
 import sys
 import time
@@ -15,12 +17,15 @@ from typing import Any
 import pytest
 
 from monarch_async import attach_to_workers, shutdown, this_host
-from monarch_async._runtime.jobfile import RELEASE, JobFile, jobs_folder
+from monarch_async._runtime.jobfile import RELEASE, jobs_folder
+from monarch_async._runtime.jobfiles import read_job_file
 from monarch_async._runtime.service import ask
 from monarch_async.errors import ReadOnlyError, UsageError
 from monarch_async.observe.errors import JobError
 from monarch_async.observe.job import Job, attach
 from monarch_async.observe.listing import jobs
+from monarch_async.options import Options
+from tests.api.waiting import until
 from tests.hosts.workers import ROOT, make_key, worker
 from tests.observe.zoo import SPINNING, Animal, Zoo
 
@@ -48,7 +53,7 @@ async def test_a_job_has_a_file_while_it_lasts(zoo: Zoo) -> None:
     assert 0o700 == stat.S_IMODE(os.stat(jobs_folder()).st_mode)
     (info,) = jobs()
     assert ("zoo", os.getpid(), "running", RELEASE) == (info.name, info.pid, info.state, info.version)
-    file = JobFile.read(info.file)
+    file = read_job_file(info.file)
     assert bytes.fromhex(file.key) == Job.here().runtime.key
 
 
@@ -61,6 +66,7 @@ async def test_the_file_is_gone_when_the_job_is(state_home: Path) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", f"{script}\nasyncio.run(main())", stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     await process.stdout.readline()
+    await until(lambda: list(Path(jobs_folder()).glob("*.json")))
     path = the_file()
     process.kill()
     await process.wait()
@@ -141,6 +147,29 @@ async def test_what_a_visitor_changes_is_logged(zoo: Zoo, caplog: pytest.LogCapt
         assert ["animals[0]", "animals[0]"] == [event.subject for event in written]
 
 
+async def test_every_way_of_changing_something_is_logged(
+    zoo: Zoo, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of many members at once through the tree, once for each endpoint; a service that is asked, each time; looking, never."""
+    monkeypatch.setattr("monarch_async.observe.visits.Options", functools.partial(Options, fan_out=2, fan_out_local=True))
+
+    def lines() -> list[str]:
+        return [record.getMessage().partition(": ")[2] for record in caplog.records if record.levelno == logging.WARNING]
+
+    async with attach("zoo", write=True) as job:
+        animals = await job.reference("animals")
+        for _ in range(2):
+            await animals.eat.call(0)
+        await job.ps()
+        (cage,) = [row for row in await job.procs() if row.process == "cages[6]"]
+        await until(lambda: len(lines()) == 1)
+        assert re.fullmatch(r"calls eat of 7 members of actor 0x[0-9a-f]+, in cages\[0–6\]", lines()[0])
+        await ask(job.runtime, job.runtime.agent, "stop_procs", [cage.uid], 1.0)
+        await until(lambda: len(lines()) == 2)
+        assert "asks for stop_procs" == lines()[1]
+        assert ["cages[0–6]", "agent[0]"] == [event.subject for event in await job.events() if event.kind == "write"]
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
@@ -161,6 +190,30 @@ async def test_who_is_not_let_in_is_told_why(zoo: Zoo, fields: dict[str, Any], t
     if "born" in fields:
         assert ["ended"] == [info.state for info in jobs()]
         assert [] == jobs()
+
+
+@pytest.mark.parametrize(
+    ("agent", "network", "text"),
+    [
+        ({"unix": "/nowhere/agent"}, None, "its agent's socket is gone"),
+        ({"unix": "/dev/null"}, None, "can't be attached to: agent does not answer"),
+        ({"unix": "/nowhere/agent", "tcp": "nonsense"}, {"key": "00" * 32, "tls": None}, "can't be attached to"),
+        ({"unix": "/nowhere/agent", "tcp": "127.0.0.1:1"}, {"key": "00" * 32, "tls": None}, "can't be attached to: agent does not answer"),
+        ({}, {"key": "00" * 32, "tls": {"cert": "/no", "key": "/no", "ca": "/no"}}, "/no"),
+        ({}, {"key": "00" * 32}, "is no job file: network: lacks fields, or has others: tls"),
+        ({"uid": "0a"}, None, "can't be attached to: agent does not answer"),
+    ],
+)
+async def test_a_file_that_leads_nowhere_is_a_plain_error(zoo: Zoo, agent: dict[str, Any], network: Any, text: str) -> None:
+    """However wrong it is: in one line, soon."""
+    path = the_file()
+    change(agent={**json.loads(path.read_text())["agent"], **agent}, network=network)
+    start = time.monotonic()
+    with pytest.raises((JobError, UsageError), match=text) as raised:
+        async with attach(str(path)):
+            pass
+    assert "\n" not in str(raised.value)
+    assert time.monotonic() - start < 8
 
 
 async def test_a_file_that_others_can_read_is_not_believed(zoo: Zoo) -> None:

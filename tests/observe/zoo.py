@@ -100,7 +100,7 @@ class Zoo:
                 self.calls.append(getattr(self.one(kind), names[kind]).call_one())
         wanted = {SPINNING: ProcState.STUCK, SLEEPING: ProcState.STUCK, LOCKED: ProcState.STUCK, BUSY: ProcState.BUSY}
         if FROZEN in kinds:
-            await self._until(FROZEN, ProcState.BUSY)
+            await self.until(FROZEN, ProcState.BUSY)
             os.kill(pids[FROZEN], signal.SIGSTOP)
             wanted[FROZEN] = ProcState.FROZEN
         if CRASHED in kinds:
@@ -110,9 +110,10 @@ class Zoo:
                 await self.one(CRASHED).pid.options(retry=5).call_one()
         for kind in kinds:
             if kind in wanted:
-                await self._until(kind, wanted[kind])
+                await self.until(kind, wanted[kind])
 
-    async def _until(self, kind: int, state: ProcState) -> None:
+    async def until(self, kind: int, state: ProcState) -> None:
+        """Wait until a process is known to be in this state."""
         cage = self.cages.slice(gpus=kind)
         async with asyncio.timeout(20):
             while (await cage.health()).item().state is not state:

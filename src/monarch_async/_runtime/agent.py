@@ -78,7 +78,8 @@ class Agent:
         self._procs: dict[str, Proc] = {}
         self._starts: dict[str, _Start] = {}
         self._texts: dict[str, Callable[[], str]] = {}  # output of processes, also of the last that are gone
-        self.printed: dict[str, tuple[ProcAddress, Callable[[int], tuple[str, int]]]] = {}  # the same, from some byte on, and whose it is
+        self.printed: dict[str, tuple[ProcAddress, OutputReader]] = {}  # the same in bytes, and whose it is
+        self.on_output: list[Callable[[], object]] = []  # told of each line or more
         self._gone_texts: deque[str] = deque()  # which of them are gone, the oldest first
         self._expected: dict[str, str] = {}  # successors that nobody has started yet; whose owner each is, by uid
         self._network: Network | None = None
@@ -163,7 +164,7 @@ class Agent:
             runtime.loop, child.stdout, child.stderr, lambda stream, lines: self._show(proc, stream, lines), keep=runtime.options.log_bytes
         )
         self._texts[me.uid] = proc.output.text
-        self.printed[me.uid] = request.me, proc.output.since
+        self.printed[me.uid] = request.me, proc.output
         child.exited.add_done_callback(lambda _: runtime.tasks.start(self._exited(proc), name=f"burying {me}"))
         self.broker.started(me.uid, proc)
         if start.unwanted:
@@ -322,6 +323,8 @@ class Agent:
 
     def _show(self, proc: Proc, stream: Stream, lines: list[str]) -> None:
         """Send output to the client, and let the pipe fill up while the client is slow."""
+        for told in self.on_output:
+            told()
         if not self.runtime.options.forward_output or self.runtime.closing:
             return
         request = proc.request

@@ -8,7 +8,6 @@ from typing import Any
 
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import SYNC, Message
-from monarch_async._runtime.resumed import Resumed
 from monarch_async._runtime.stacks import Code, frames_of, is_plumbing, render
 
 __all__ = ["chain_of", "stand_of", "story_of"]
@@ -42,8 +41,8 @@ def chain_of(awaitable: Any) -> tuple[list[Code], str]:
         code = frame.f_code
         if not is_plumbing(code.co_filename):
             frames.append((code.co_filename, frame.f_lineno or 0, code.co_name))
-        if code is Resumed.__await__.__code__:
-            awaitable = frame.f_locals.get("coroutine")
+        if code.co_name == "__await__" and is_plumbing(code.co_filename) and "coroutine" in frame.f_locals:
+            awaitable = frame.f_locals["coroutine"]  # which is resumed there, or run in steps
             continue
         inner = code.co_qualname
         awaitable = next((found for name in ("cr_await", "gi_yieldfrom", "ag_await") if (found := getattr(awaitable, name, None))), None)

@@ -20,7 +20,8 @@ from monarch_async._channel.keys import generate_key
 from monarch_async._core.events import Evidence, describe_exit
 from monarch_async._core.handshake import PROTOCOL_VERSION
 from monarch_async._core.lines import OutputFolder, Stream
-from monarch_async._runtime.ages import Ages
+from monarch_async._runtime.ages import Ages, Looks
+from monarch_async._runtime.announcing import Announcer
 from monarch_async._runtime.attach import attach
 from monarch_async._runtime.config import AgentConfig, Network
 from monarch_async._runtime.context import Message
@@ -38,8 +39,6 @@ from monarch_async.options import Options
 
 __all__ = ["Client"]
 
-LOOK = 0.5
-"""Seconds between two looks at how far requests are numbered; see `ages`."""
 ABANDONED = 5.0
 """Seconds that the agent may take to end what a loop that was closed has left."""
 
@@ -73,7 +72,9 @@ class Client:
         self.runtime.on_link_ended.append(self._link_ended)
         self._closed = False
         self._started = time.time()
-        self._ages = self.runtime.parts["ages"] = Ages(self.runtime.requests)
+        ages = self.runtime.parts["ages"] = Ages(self.runtime.requests)
+        self._looks = Looks(self.runtime, ages)
+        self._announcer = Announcer(self.runtime.loop, self.runtime.log)
         self.runtime.parts["client"] = self
         install(self.runtime)
 
@@ -152,7 +153,7 @@ class Client:
             self._control = Control(self.runtime, self._ours, on_stop=lambda: None, on_end=self._agent_died)
             self._ready.set_result(None)
             self._announce()
-            self._look_at_requests()
+            self._looks.start()
         else:
             self._ours.close()
             self._ready.set_exception(SpawnError("the host agent could not be started; its output above says why"))
@@ -178,15 +179,7 @@ class Client:
             network={**network.to_map(), "key": network.key.hex()} if network is not None else None,
             agents=tuple(agent._asdict() for agent in self.agents.values()),
         )
-        try:
-            file.write()
-        except OSError as error:
-            runtime.log.info("nobody can look into this job: its file can't be written: %s", error)
-
-    def _look_at_requests(self) -> None:
-        if not self._closed:
-            self._ages.look(time.monotonic())
-            self.runtime.loop.call_later(LOOK, self._look_at_requests)
+        self._announcer.announce(file)
 
     async def ready(self) -> None:
         """Wait until the agent serves. Raises `SpawnError`."""
@@ -258,6 +251,7 @@ class Client:
         if self._closed:
             return
         self._closed = True
+        self._looks.close()
         runtime = self.runtime
         runtime.stopping = Evidence("the job has ended")
         await runtime.stop_cells("the job has ended")
@@ -270,6 +264,7 @@ class Client:
         if self._control is not None:
             self._control.close()
         remove_directory(self.directory)
+        await self._announcer.close()
         remove_job_file(self.agent.uid)
         uninstall(runtime)
 

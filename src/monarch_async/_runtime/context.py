@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "ASYNC",
@@ -25,7 +25,6 @@ __all__ = [
     "Waiter",
     "current_cell",
     "current_message",
-    "handler_hooks",
 ]
 
 
@@ -102,10 +101,6 @@ class Handler:
         self.concurrent = concurrent
         self.explicit_port = explicit_port
         self.simple = kind == ASYNC and not concurrent and not explicit_port
-
-
-handler_hooks: list[Callable[[Mapping[str, Handler]], Mapping[str, Handler]]] = []
-"""Each is given the handlers that a class has been found to have, once in this process, and returns them as they shall be."""
 
 
 class Message:

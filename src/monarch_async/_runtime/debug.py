@@ -1,10 +1,11 @@
 """``breakpoint()`` in a worker process: the handler waits, a debugger somewhere else speaks with it, and everything else goes on.
 
 * In a ``def`` endpoint, or any thread, that thread waits.
-* In an ``async def`` endpoint the handler waits in a thread of its own; see `stepping`. For that it must be known beforehand that it may
-  stop: the handler, or what it calls by name in its class or module, mentions ``breakpoint``; or a debugger has armed the actor.
-* Anywhere else on the loop (a constructor, a task of its own, a callback) nothing can wait but the loop: so the breakpoint is passed, with
-  a note, and the actor is armed, so that a handler that comes there again stops.
+* In an ``async def`` endpoint the handler waits where its actor is run in steps (see `stepping`): with the option ``debug``, or where a
+  debugger has asked for its next message.
+* Anywhere else on the loop nothing can wait but the loop: so the breakpoint is passed, with a note that says how to stop there. Code that
+  only has a breakpoint somewhere is run as any other.
+* Who has set a `sys.breakpointhook` of their own, or the environment variable ``PYTHONBREAKPOINT``, gets that, and nothing of this.
 
 One thread has one session at a time, which lasts from ``breakpoint()`` until it goes on without breakpoints or the handler has ended.
 """
@@ -12,19 +13,22 @@ One thread has one session at a time, which lasts from ``breakpoint()`` until it
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import sys
 import threading
+from collections.abc import Awaitable
 from importlib import import_module
 from queue import SimpleQueue
-from types import CodeType, FrameType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from monarch_async._runtime.cell import Cell
-from monarch_async._runtime.context import ASYNC, Handler, Message, current_message, handler_hooks
+from monarch_async._runtime.context import ASYNC, Handler, Message, current_message
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.stepping import Abandoned, all_in_steps, current_stepper, in_steps, where_stops
+from monarch_async._runtime.stepping import Abandoned, Stepper, StepThreads, begin_steps, current_stepper, steps_of
+from monarch_async._runtime.wrapping import unwrap, wrap
 from monarch_async.errors import UsageError
 
 if TYPE_CHECKING:
@@ -152,24 +156,30 @@ class Debugger:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self._loop_thread = runtime.thread
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._sessions: dict[int, _Session] = {}  # by thread
-        self._armed: set[int] = set()  # keys of actors whose next handler stops at its first line
+        self._armed: set[Cell] = set()  # actors whose next handler stops at its first line
         self._noted: set[tuple[str, int]] = set()  # where a breakpoint was passed
         runtime.parts["debugger"] = self
-        sys.breakpointhook = self.stop
-        handler_hooks.append(where_stops)
+        if sys.breakpointhook is sys.__breakpointhook__:
+            sys.breakpointhook = self.stop
+        if runtime.options.debug:
+            runtime.on_life.append(self._lives)
+
+    def _lives(self, cell: Cell) -> None:
+        # In asyncio's debug mode its loop is for one thread.
+        if sys.breakpointhook == self.stop and not _set_otherwise() and not self.runtime.loop.get_debug():
+            begin_steps(self.runtime, cell)
 
     # In the thread that stops.
 
     def stop(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``breakpoint()`` calls. As ever, the environment variable ``PYTHONBREAKPOINT`` says it otherwise."""
-        if os.environ.get("PYTHONBREAKPOINT") or os.getpid() != self._pid:
+        """What ``breakpoint()`` calls."""
+        if _set_otherwise() or os.getpid() != self._pid:
             return sys.__breakpointhook__(*args, **kwargs)
         frame = sys._getframe(1)
-        if threading.get_ident() == self._loop_thread:
+        if threading.get_ident() == self.runtime.thread and current_stepper() is None:
             self._pass(frame)
             return None
         session = self._session()
@@ -191,14 +201,14 @@ class Debugger:
     def _pass(self, frame: FrameType) -> None:
         """Here only the loop itself could wait."""
         place = (frame.f_code.co_filename, frame.f_lineno)
-        message = current_message.get()
-        cell: Cell | None = message.cell if message is not None else None
-        if cell is not None:
-            cell.handlers = all_in_steps(cell.handlers)
         if place not in self._noted:
             self._noted.add(place)
-            after = "; handlers of this actor that come here stop from now on" if cell is not None else ""
-            _say(f"breakpoint at {_where(frame)} was passed, since everything in this process would have to wait there{after}")
+            message = current_message.get()
+            if self.runtime.options.debug or message is None:
+                how = "breakpoints stop in what a handler runs itself"
+            else:
+                how = f"MONARCH_ASYNC_DEBUG=1, or `pdb next {message.cell.identity.mesh}` in the console, has it stop there"
+            _say(f"breakpoint at {_where(frame)} was passed, since everything in this process would have to wait there; {how}")
 
     # For those who look into the process.
 
@@ -216,42 +226,62 @@ class Debugger:
         """Have the next handler of these actors, of every rank where it is -1, stop at its first line; returns their names."""
         found = [cell for cell in self.runtime.cells.values() if cell.identity.mesh == mesh and rank in (-1, cell.identity.rank)]
         for cell in found:
-            self._armed.add(cell.key)
-            cell.handlers = {name: self._arming(cell.key, handler) for name, handler in cell.handlers.items()}
+            self._armed.add(cell)
+            wrap(cell, self, functools.partial(self._arming, cell), innermost=True)
         return [str(cell.identity) for cell in found]
 
-    def _arming(self, key: int, handler: Handler) -> Handler:
+    def _arming(self, cell: Cell, name: str, handler: Handler) -> Handler:
         function = handler.function
-        code = _code_inside(function)
-        if handler.kind == ASYNC:
+        inside = _inside(function)
 
-            async def begin(*args: Any, **kwargs: Any) -> Any:
-                self._begin(key, code)
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            if not self._disarm(cell):
                 return await function(*args, **kwargs)
+            known = steps_of(inside)
+            if known is not None:
+                return await Stepper(known[0], self._stopping(known[1](*args, **kwargs)))
+            threads = StepThreads(self.runtime, str(cell.identity))
+            try:
+                return await Stepper(threads, self._stopping(inside(*args, **kwargs)))
+            finally:
+                threads.close()
 
-            armed = in_steps(begin)
-        else:
-
-            def armed(*args: Any, **kwargs: Any) -> Any:
-                self._begin(key, code)
+        def run_in_thread(*args: Any, **kwargs: Any) -> Any:
+            if not self._disarm(cell):
                 return function(*args, **kwargs)
+            self._stop_next()
+            return inside(*args, **kwargs)
 
+        armed = functools.wraps(function)(run if handler.kind == ASYNC else run_in_thread)
         return Handler(armed, handler.kind, handler.concurrent, handler.explicit_port)
 
-    def _begin(self, key: int, code: CodeType | None) -> None:
-        if key in self._armed:
-            self._armed.discard(key)
-            session = self._session()
-            _say(f"stopped{_name(session)}, as was asked for: `pdb` in the console goes there")
-            session.pdb.stop_next(code)
+    async def _stopping(self, handling: Awaitable[Any]) -> Any:
+        self._stop_next()
+        return await handling
+
+    def _disarm(self, cell: Cell) -> bool:
+        if cell not in self._armed:
+            return False
+        self._armed.discard(cell)
+        self.runtime.loop.call_soon_threadsafe(unwrap, cell, self)
+        return True
+
+    def _stop_next(self) -> None:
+        session = self._session()
+        _say(f"stopped{_name(session)}, as was asked for: `pdb` in the console goes there")
+        session.pdb.stop_next()
 
 
-def _code_inside(function: Any) -> CodeType | None:
-    """What is to be stopped in, where others watch handlers by functions of their own around it; `None` where nobody does."""
-    inside = function
-    while getattr(inside, "__module__", "").startswith(_WATCHING) and hasattr(inside, "__wrapped__"):
-        inside = inside.__wrapped__
-    return getattr(inside, "__code__", None) if inside is not function else None
+def _set_otherwise() -> bool:
+    """Whether the environment says what a breakpoint does."""
+    return bool(os.environ.get("PYTHONBREAKPOINT"))
+
+
+def _inside(function: Any) -> Any:
+    """What others watch by functions of their own around it. They see nothing of a message in which a debugger stops at once."""
+    while getattr(function, "__module__", "").startswith(_WATCHING) and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
 
 
 def _name(session: _Session) -> str:

@@ -84,7 +84,7 @@ class _Watched:
         self.well = 0.0  # when the last one was over
         self.doubted = 0.0, 0.0  # the last beat of a watchdog that seemed to be silent, and when that was first seen
         self.killed = ""  # why it was killed from here
-        self.unjudged = False  # see `as_if_frozen`
+        self.unjudged = 0  # who wants it to be taken for frozen; see `as_if_frozen`
 
     def since(self, start: float, now: float) -> float:
         """Seconds since `start` in which it was not frozen."""
@@ -135,7 +135,7 @@ class HealthWatch:
         """It exists."""
         watched = self._watched[uid]
         watched.child = child
-        child.on_halt = lambda: watched.freeze(child.halted, time.monotonic())
+        child.on_halt = lambda: _see(watched, child)
         child.on_halt()
         if self._timer is None:
             self._look_later()
@@ -201,15 +201,16 @@ class HealthWatch:
 
     @contextlib.contextmanager
     def as_if_frozen(self, uid: str) -> Iterator[None]:
-        """Meanwhile a process counts as what it is now, though it is let go on for a moment and halted again."""
+        """Meanwhile a process counts as what it is now, though it may be let go on for a moment and halted again."""
         watched = self._watched[uid]
         child = watched.child
         assert child is not None
-        told, child.on_halt, watched.unjudged = child.on_halt, lambda: None, True
+        watched.unjudged += 1
         try:
             yield
         finally:
-            child.on_halt, watched.unjudged = told, False
+            watched.unjudged -= 1
+            _see(watched, child)
 
     def kill(self, uid: str, why: str) -> None:
         """SIGKILL a process; its evidence will say why."""
@@ -367,6 +368,12 @@ class HealthWatch:
         if frames:
             incident.stack = render(frames)
             incident.actor, incident.endpoint = find_endpoint(frames, read_roster(watched.slot))
+
+
+def _see(watched: _Watched, child: Child) -> None:
+    """Note whether it is halted. That it went on is old news where the kernel says that it stands again."""
+    if not watched.unjudged and not child.exited.done():
+        watched.freeze(state_of(child.pid) == "T", time.monotonic())
 
 
 def _inside(health: Health) -> str:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-__all__ = ["Entry", "History"]
+from monarch_async._core.events import Identity
+from monarch_async.errors import fold_ranks
+
+__all__ = ["LONGEST", "Entry", "History", "fold_members"]
 
 KEPT = 2000
 LONGEST = 20_000
-"""Characters that are kept of a traceback."""
+"""Characters that are kept of a traceback, the last ones."""
 
 
 class Entry(NamedTuple):
@@ -27,6 +31,14 @@ class Entry(NamedTuple):
     detail: str = ""
 
 
+def fold_members(members: Iterable[Identity]) -> str:
+    """``"trainer[0–3], feeder[0]"``: however many a process had, none is left out."""
+    ranks: dict[str, list[int]] = {}
+    for who in members:
+        ranks.setdefault(who.mesh, []).append(who.rank)
+    return ", ".join(f"{mesh}[{fold_ranks(found)}]" for mesh, found in ranks.items())
+
+
 class History:
     """The last entries, the oldest first."""
 
@@ -36,7 +48,7 @@ class History:
         self.entries: deque[Entry] = deque(maxlen=KEPT)
 
     def note(self, kind: str, subject: object, text: str, detail: str = "") -> None:
-        self.entries.append(Entry(time.time(), kind, str(subject), text, detail[-LONGEST:]))
+        self.entries.append(Entry(time.time(), kind, str(subject), text, detail))
 
     def lived(self, cell: Any) -> None:
         """A life of an actor begins."""

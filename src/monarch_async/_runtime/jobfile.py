@@ -4,27 +4,21 @@ Each client writes one when its agent serves: address, key, pid. It is in the us
 enter, with mode 0600, and is removed at the job's end, by the client or by its agent, whichever ends last. What a machine that went down
 has left is removed by who lists the jobs.
 
-Rules: whoever can read a job's file can join that job, so a file that others could read is not believed. Only the standard library is
-used here, so that listing jobs is quick.
+Here is what is in one, and where they are; `jobfiles` writes and reads them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import stat
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-__all__ = ["RELEASE", "JobFile", "birth_of", "default_name", "job_files", "jobs_folder", "remove_job_file", "this_machine"]
+__all__ = ["RELEASE", "JobFile", "birth_of", "default_name", "jobs_folder", "remove_job_file", "state_folder", "this_machine"]
 
 RELEASE = "0.1.0"
 """The version of this package, as `pyproject.toml` says it: to ask what is installed takes longer than starting."""
-FORMAT = 1
-"""The version of what stands in the file."""
-_LARGEST = 1 << 16
 
 
 class JobFile(NamedTuple):
@@ -49,34 +43,6 @@ class JobFile(NamedTuple):
     agents: tuple[Mapping[str, Any], ...] = ()
     path: str = ""
 
-    def write(self) -> Self:
-        """Write it, for the first time or anew; returns it with its path. Raises `OSError`."""
-        folder = jobs_folder()
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        path = os.path.join(folder, f"{self.id}.json")
-        fields = {name: value for name, value in self._asdict().items() if name != "path"}
-        draft = f"{path}.{os.getpid()}"
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT, **fields}, file)
-        os.replace(draft, path)
-        return self._replace(path=path)
-
-    @classmethod
-    def read(cls, path: str) -> Self:
-        """Raises `OSError`; `ValueError` for what is none, or could have been read by others."""
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(status.st_mode) & 0o077:
-                raise ValueError(f"{path} can be read by others, so its key is worth nothing: chmod 600 it, if it is yours")
-            data = file.read(_LARGEST)
-        try:
-            fields = json.loads(data)
-            if fields.pop("format") != FORMAT:
-                raise ValueError("it is of another version")
-            return cls(**fields, path=path)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path} is no job file: {error}") from error
-
     @property
     def is_here(self) -> bool:
         """Whether its client runs, or ran, on this machine; else nothing can be told from here."""
@@ -88,24 +54,18 @@ class JobFile(NamedTuple):
         return birth_of(self.pid) == self.born
 
 
-def jobs_folder() -> str:
-    """Where this user's job files are. Raises `OSError` for a user without a home."""
+def state_folder() -> str:
+    """Where this user's files are that last longer than a program. Raises `OSError` for a user without a home."""
     state = os.environ.get("XDG_STATE_HOME", "")
     base = state if os.path.isabs(state) else os.path.expanduser("~/.local/state")
     if not os.path.isabs(base):
         raise FileNotFoundError("there is no home folder: set XDG_STATE_HOME")
-    return os.path.join(base, "monarch_async", "jobs")
+    return os.path.join(base, "monarch_async")
 
 
-def job_files() -> Iterator[JobFile]:
-    """Those that can be read, the newest first."""
-    found = []
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(jobs_folder()):
-            if entry.name.endswith(".json"):
-                with contextlib.suppress(OSError, ValueError):
-                    found.append(JobFile.read(entry.path))
-    yield from sorted(found, key=lambda file: -file.started)
+def jobs_folder() -> str:
+    """Where this user's job files are. Raises `OSError` for a user without a home."""
+    return os.path.join(state_folder(), "jobs")
 
 
 def remove_job_file(id: str) -> None:

@@ -45,12 +45,22 @@ class Ring:
             if not self._chunks[0]:
                 self._chunks.popleft()
 
-    def since(self, total: int) -> str:
-        """What was appended after the first `total` bytes; all that is held if more than that is missing."""
-        new = self.total - total
-        if new >= self._held:
-            return self.text()
-        return b"".join(self._chunks)[self._held - new :].decode("utf-8", errors="backslashreplace")
+    def since(self, total: int, limit: int) -> tuple[bytes, int]:
+        """What was appended after the first `total` bytes, at most `limit` of it, and the total with that.
+
+        If some of it is lost already, from the first whole line on that is held.
+        """
+        start = max(total, self.total - self._held)
+        pieces, wanted = deque[bytes](), self.total - start
+        for chunk in reversed(self._chunks):
+            if wanted <= 0:
+                break
+            pieces.appendleft(bytes(chunk[-wanted:]))
+            wanted -= len(chunk)
+        data = b"".join(pieces)
+        lost = data.find(b"\n") + 1 if start > total else 0
+        data = data[lost : lost + limit]
+        return data, start + lost + len(data)
 
     def text(self) -> str:
         """What is held, as it was written; if the beginning is lost, from the first whole line on where there is one."""
@@ -92,9 +102,9 @@ class OutputReader:
         """The last output in full, both streams in the order they were read."""
         return self._ring.text()
 
-    def since(self, total: int) -> tuple[str, int]:
-        """What has come after the first `total` bytes, as far as it is kept, and how many there are now."""
-        return self._ring.since(total), self._ring.total
+    def since(self, total: int, limit: int) -> tuple[bytes, int]:
+        """What has come after the first `total` bytes, as far as it is kept, at most `limit` of it; and the total with that."""
+        return self._ring.since(total, limit)
 
     @property
     def total(self) -> int:

@@ -10,7 +10,7 @@ import io
 import pdb
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 __all__ = ["RemotePdb"]
@@ -44,17 +44,15 @@ class RemotePdb(pdb.Pdb):
         self.use_rawinput = False
         self.over = False
         self._outermost: FrameType | None = None
-        self._awaited: CodeType | None = None  # calls of anything else are passed until this is called
 
     def stop_at(self, frame: FrameType) -> None:
         """Ask for a command before the next line of this frame."""
         self.set_trace(frame)
         self.botframe = self._outermost = _outermost(frame)
 
-    def stop_next(self, code: CodeType | None = None) -> None:
-        """Ask for a command at the first line of what this thread calls next; where `code` is given, when that is called."""
+    def stop_next(self) -> None:
+        """Ask for a command at the first line of what this thread calls next."""
         self.reset()
-        self._awaited = code
         sys.settrace(self.trace_dispatch)
 
     def take_printed(self) -> str:
@@ -74,9 +72,6 @@ class RemotePdb(pdb.Pdb):
         self.end()
 
     def dispatch_call(self, frame: FrameType, arg: Any) -> Any:
-        if self._awaited is not None and frame.f_code is not self._awaited:
-            return None
-        self._awaited = None
         if self.botframe is None:
             self._outermost = frame
         return super().dispatch_call(frame, arg)

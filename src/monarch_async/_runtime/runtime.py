@@ -16,7 +16,7 @@ import logging
 import os
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -82,7 +82,7 @@ class Runtime:
         self.cells: dict[int, Cell] = {}
         self.peers: dict[str, Peer] = {}
         self.ports: dict[int, PortSink] = {}
-        self.requests = itertools.count(1)
+        self.requests: Iterator[int] = itertools.count(1)
         self.names = itertools.count(1)  # for meshes that nobody named
         # Of handlers that make calls; unlike those of any other process, since ranks of one mesh share a key and go in step.
         self.numbers = itertools.count(int.from_bytes(os.urandom(5), "little") << 22)

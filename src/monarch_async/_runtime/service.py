@@ -19,6 +19,7 @@ from monarch_async._runtime.answer import Answer
 from monarch_async._runtime.behavior import Behavior, CellState
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import Message, Origin, State, Waiter, current_cell, current_message
+from monarch_async._runtime.history import LONGEST, fold_members
 from monarch_async._runtime.inspecting import alter_runtime, inspect_runtime
 from monarch_async._runtime.observing import begin_observing
 from monarch_async._runtime.peer import Peer
@@ -276,7 +277,7 @@ class Service:
     def failed(self, message: Message, owner: int, failure: Failure, process: str, key: int, normal: bool = False) -> None:
         """Actor `key` of `process`, which actor `owner` of this process (0: the program itself) has spawned, has failed, or left."""
         member = self.runtime.ownership.find(process, owner, key)
-        self.runtime.history.note("ended" if normal else "failed", failure.member, failure.reason, failure.traceback)
+        self.runtime.history.note("ended" if normal else "failed", failure.member, failure.reason, failure.traceback[-LONGEST:])
         if member is not None and not member.ward.member_failed(failure, normal=normal) and not normal:
             self.handle(owner, failure)
 
@@ -314,8 +315,8 @@ class Service:
         process = self.runtime.ownership.process(uid)
         owners = self.runtime.ownership.release(uid)
         if owners:
-            names = [str(member.identity) for members in owners.values() for key, member in members.items() if key]
-            self.runtime.history.note("exited", peer.address, peer.evidence.text, ", ".join(names))
+            lost = fold_members(member.identity for members in owners.values() for key, member in members.items() if key)
+            self.runtime.history.note("exited", peer.address, peer.evidence.text, lost)
         returns = process is None and bool(peer.evidence.next)
         fates = {}
         if process is not None:

@@ -80,7 +80,7 @@ class Watchdog:
         quiet = False  # what the slot says is that nothing goes on
         while not runtime.loop.is_closed():
             now = time.monotonic()
-            frame = sys._current_frames().get(self._main)
+            frame = sys._current_frames().get(runtime.thread)  # the loop's, or one that makes a step in turn with it
             idle = frame is not None and frame.f_code in _IDLE
             self._looks += 1
             if slot.asked:

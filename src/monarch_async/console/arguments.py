@@ -63,6 +63,8 @@ def _eval(parser: argparse.ArgumentParser) -> None:
 def _stop(parser: argparse.ArgumentParser) -> None:
     _target()(parser)
     parser.add_argument("--reason", default="", metavar="TEXT", help="for whoever calls it from now on")
+    kinds = ("actors", "processes")
+    parser.add_argument("--kind", default="", choices=kinds, help="which are meant, where both have that name")
 
 
 def _timeline(parser: argparse.ArgumentParser) -> None:

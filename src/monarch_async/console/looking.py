@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from monarch_async.observe.records import to_json
 __all__ = ["perform", "run"]
 
 _CLEAR = "\x1b[H\x1b[2J"
+CALLS = 3
+"""Of each stack that `profile` prints, the innermost."""
 _Show = Callable[[Any], str]
 
 
@@ -49,7 +52,7 @@ async def perform(job: Job, args: argparse.Namespace) -> None:
 async def _ask(job: Job, args: argparse.Namespace) -> None:
     """What is one question."""
     name, targets = args.command, _targets(args)
-    options = {option: getattr(args, option) for option in ("older", "native", "reason") if hasattr(args, option)}
+    options = {option: getattr(args, option) for option in ("older", "native", "reason", "kind") if hasattr(args, option)}
     print_records(
         args, await getattr(job, name)(*targets, **options), _SHOWN.get(name, lambda rows: render(name, rows) if rows else "none")
     )
@@ -94,7 +97,16 @@ async def _profile(job: Job, args: argparse.Namespace) -> None:
         await asyncio.to_thread(Path(args.output).write_text, found.svg, "utf-8")
     where = f"\nflame graph: {args.output}" if args.output else ""
     head = f"{found.process} (pid {found.pid}), {found.samples} samples by {found.tool}"
-    print_records(args, found, lambda profile: "\n".join([head, *profile.folded.splitlines()[:20]]) + where)
+    print_records(args, found, lambda profile: "\n".join([head, *_shares(profile.folded)]) + where)
+
+
+def _shares(folded: str) -> list[str]:
+    """The innermost calls, and from where each was called, with their shares of the samples."""
+    counted: Counter[str] = Counter()
+    for line in folded.splitlines():
+        stack, _, number = line.rpartition(" ")
+        counted[" < ".join(stack.split(";")[: -1 - CALLS : -1])] += int(number)
+    return [f"{100 * count / counted.total():5.1f} %  {names}" for names, count in counted.most_common(20)]
 
 
 async def _timeline(job: Job, args: argparse.Namespace) -> None:

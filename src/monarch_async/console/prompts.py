@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import termios
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_async.console.session import Session
+from monarch_async.observe.listing import state_folder
 
 _readline: Any
 try:
@@ -35,10 +35,9 @@ _KEPT = 1000
 
 def history_file(name: str) -> Path | None:
     """Where the history of inputs is kept, in the user's state directory; `None` where it can't be."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    path = Path(state, "monarch_async", name)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = Path(state_folder(), name)
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
     except OSError:
         return None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from monarch_async.ambient import configure
 from monarch_async.console.commands import Commands, Own
 from monarch_async.console.debugger import Debugging, PdbCommand
 from monarch_async.console.prompts import PlainPrompt
@@ -61,6 +62,7 @@ def drive(session: Session, main: Callable[[], Coroutine[Any, Any, int]]) -> int
 
 async def _own(session: Session, args: argparse.Namespace) -> int:
     """A job of the session's own, which starts with the first process."""
+    configure(debug=True)
     add_commands(session, Job.here)
     return await _interact(
         session,

@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from monarch_async.errors import UsageError
 from monarch_async.observe.inside.cells import Name
 from monarch_async.observe.names import Target, parse, unknown
 from monarch_async.observe.records import ActorRow, ProcRow, TopRow
 from monarch_async.observe.survey import NoAnswer, Proc, Survey
 
-__all__ = ["Found", "actor_rows", "find_actors", "find_procs", "proc_rows", "rates"]
+__all__ = ["ALIVE", "Found", "actor_rows", "find_actors", "find_procs", "proc_rows", "rates"]
 
-_ALIVE = ("client", "proc")
+ALIVE = ("client", "proc")
+"""Kinds of processes that have actors, and own some."""
 
 
 class Found:
@@ -37,10 +39,10 @@ async def actor_rows(survey: Survey, names: Sequence[Name] | None = None) -> Fou
     procs = await survey.procs()
     asked = list(names) if names is not None else None
     uids = [proc.uid for proc in procs]
-    silent = [proc.uid for proc in procs if proc.kind in _ALIVE and not proc.answers]
+    silent = [proc.uid for proc in procs if proc.kind in ALIVE and not proc.answers]
     well = [uid for uid in uids if uid not in silent]
     answers, told = await asyncio.gather(survey.everywhere(procs, "cells", asked), survey.everywhere(procs, "owned", silent, well))
-    late = [proc.uid for proc in procs if proc.kind in _ALIVE and proc.answers and proc.uid not in answers]
+    late = [proc.uid for proc in procs if proc.kind in ALIVE and proc.answers and proc.uid not in answers]
     if late:
         told = await survey.everywhere([proc for proc in procs if proc.uid in answers], "owned", [*silent, *late], uids)
     rows, homes = [], []
@@ -115,17 +117,15 @@ async def find_actors(survey: Survey, *targets: Target) -> Found:
 async def find_procs(survey: Survey, target: Target) -> list[Proc]:
     """The processes of a target: its name, its mesh, its pid, its rank where there is one mesh of them; or those of actors.
 
-    Raises `UnknownName`.
+    Raises `UnknownName`, and `UsageError` for a number that several have: on several hosts, or one as its pid and one as its rank.
     """
     procs = await survey.procs()
     text = str(target)
     mesh, rank = parse(target)
-    found = [proc for proc in procs if proc.name == text or proc.uid == text or str(proc.pid) == text != "0"]
+    found = [proc for proc in procs if text in (proc.name, proc.uid)]
     found = found or [proc for proc in procs if proc.kind == "proc" and rank < 0 and proc.address.name == mesh]
     if not found and text.isdigit():
-        workers = [proc for proc in procs if proc.kind == "proc"]
-        if len({proc.address.name for proc in workers}) == 1:
-            found = [proc for proc in workers if proc.address.rank == int(text)]
+        found = _by_number(procs, int(text))
     if not found:
         actors = await actor_rows(survey, [(mesh, rank)])
         found = list({proc.uid: proc for proc in actors.homes}.values())
@@ -133,6 +133,19 @@ async def find_procs(survey: Survey, target: Target) -> list[Proc]:
         everyone = await actor_rows(survey)
         raise unknown(target, "actor or process", [*(row.actor for row in everyone.rows), *(proc.name for proc in procs)])
     return found
+
+
+def _by_number(procs: Sequence[Proc], number: int) -> list[Proc]:
+    """Those with this pid or, where all are of one mesh, rank."""
+    workers = [proc for proc in procs if proc.kind == "proc"]
+    alone = len({proc.address.name for proc in workers}) == 1
+    found = {proc.uid: f"pid {number} on {proc.host}" for proc in procs if proc.pid == number != 0}
+    found |= {proc.uid: f"rank {number}" for proc in workers if alone and proc.address.rank == number and proc.uid not in found}
+    fitting = [proc for proc in procs if proc.uid in found]
+    if len(fitting) > 1:
+        which = " and ".join(f"{proc.name} ({found[proc.uid]})" for proc in fitting)
+        raise UsageError(f"{number} is {which}: say which by its name")
+    return fitting
 
 
 def proc_rows(procs: Sequence[Proc]) -> list[ProcRow]:
@@ -153,7 +166,7 @@ async def look(survey: Survey) -> Look:
     """One look of two that make a rate."""
     procs = await survey.procs()
     counts = await survey.everywhere(procs, "counts")
-    silent = [proc.uid for proc in procs if proc.kind in _ALIVE and proc.uid not in counts]
+    silent = [proc.uid for proc in procs if proc.kind in ALIVE and proc.uid not in counts]
     rest: list[tuple[Proc, ActorRow]] = []
     if silent:
         told = await survey.everywhere([proc for proc in procs if proc.uid in counts], "owned", silent, [proc.uid for proc in procs])

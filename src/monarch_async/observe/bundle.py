@@ -55,8 +55,10 @@ async def write_bundle(job: _Source, path: Path) -> Path:
     stacks = [await _part(job.stack(row["process"])) for row in procs if row["kind"] == "proc"]
     parts["stacks.json"] = stacks
     parts["doctor.json"] = to_json(doctor())
-    logs = await _part(_lines(job))
-    await asyncio.to_thread(_write, path, f"{job.name}-{job.id}", parts, logs if isinstance(logs, dict) else {})
+    logs: dict[str, Any] = await _part(_lines(job))
+    if isinstance(logs.get("error"), str):  # and not the lines of a process of that name
+        parts["logs.json"], logs = logs, {}
+    await asyncio.to_thread(_write, path, f"{job.name}-{job.id}", parts, logs)
     return path
 
 

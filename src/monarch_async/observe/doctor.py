@@ -38,7 +38,9 @@ def _packages() -> Iterator[Check]:
         ("py-spy", "pip install py-spy: native stacks, and profiles without a signal"),
     ):
         spec = importlib.util.find_spec(name) if name != "py-spy" else None
-        where = spec.origin if spec is not None and spec.origin else shutil.which(name) if name == "py-spy" else None
+        where = spec.origin if spec is not None else None
+        if name == "py-spy":  # on the path, or beside this Python
+            where = shutil.which(name) or shutil.which(name, path=os.path.dirname(sys.executable))
         yield Check(name, where is not None, where or "not installed", fix)
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from monarch_async.observe.debugging import Breakpoints
 from monarch_async.observe.errors import JobError
 from monarch_async.observe.flame import flame_graph
 from monarch_async.observe.listing import find_job
+from monarch_async.observe.logs import log_lines
 from monarch_async.observe.names import Target, parse, unknown
 from monarch_async.observe.records import (
     ActorRow,
@@ -50,7 +51,7 @@ from monarch_async.observe.records import (
 )
 from monarch_async.observe.stacks import stack_rows
 from monarch_async.observe.stories import all_events, causes
-from monarch_async.observe.survey import NoAnswer, Survey, label
+from monarch_async.observe.survey import NoAnswer, Proc, Survey, label
 from monarch_async.observe.timeline import Recordings
 from monarch_async.observe.tree import tree_rows
 from monarch_async.observe.visits import LEASE, leave, visiting_runtime
@@ -61,8 +62,6 @@ __all__ = ["Job", "attach", "enter"]
 
 _AMBIENT, _MESH = "monarch_async.ambient", "monarch_async.mesh"
 """What a program has loaded already, and a command that looks into one does without: it takes half of the time until that answers."""
-FOLLOW = 0.2
-"""Seconds between two looks at output that is followed."""
 LIMITS = (100_000, 1 << 30)
 """Bounds on what is under way to the actors of a reference, in messages and bytes."""
 
@@ -171,65 +170,48 @@ class Job(Actions, Breakpoints, Recordings):
         """What has happened, the oldest first, as far as it is remembered."""
         return await all_events(self._survey)
 
-    async def logs(self, target: Target | None = None, *, follow: bool = False, grep: str = "") -> AsyncIterator[LogLine]:
-        """The output of processes, as far as it is kept; with `follow` also what comes. `grep` is a regular expression."""
-        survey, wanted = self._survey, re.compile(grep)
-        uids = None if target is None else {proc.uid for proc in await find_procs(survey, target)}
-        read: dict[str, int] = {}
-        rest: dict[str, str] = {}
-        while True:
-            agents = [proc.address for proc in await survey.procs() if proc.kind == "agent"]
-            for agent in agents:
-                for me in await survey.inspect(agent, "outputs"):
-                    if uids is not None and me.uid not in uids:
-                        continue
-                    text, read[me.uid] = await survey.inspect(agent, "output", me.uid, read.get(me.uid, 0))
-                    *lines, unfinished = (rest.get(me.uid, "") + text).split("\n")
-                    if unfinished and not follow:
-                        lines.append(unfinished)
-                    rest[me.uid] = unfinished
-                    for line in lines:
-                        if wanted.search(line):
-                            yield LogLine(label(me), me.rank, line)
-            if not follow:
-                return
-            await asyncio.sleep(FOLLOW)
+    def logs(self, target: Target | None = None, *, follow: bool = False, grep: str = "") -> AsyncGenerator[LogLine, None]:
+        """The output of processes, as far as it is kept; with `follow` also what comes, until the job has ended.
+
+        `grep` is a regular expression: only lines in which it is found. Raises `UsageError` for what is none.
+        """
+        return log_lines(self._survey, target, follow=follow, grep=grep)
 
     async def state(self, actor: Target) -> list[StateRow]:
         """The attributes of actors. Raises `NoAnswer` where none of their processes answers."""
         found = await find_actors(self._survey, actor)
         rows = []
         for proc, names in found.by_proc():
-            for name, attributes, omitted in await self._survey.inspect(proc.address, "state", names):
+            for name, attributes, omitted in await self._survey.inspect_proc(proc, "state", names):
                 rows.append(StateRow(name, proc.name, tuple(tuple(attribute) for attribute in attributes), omitted))
         return rows
 
     async def trace(self, actor: Target, max: int = 10) -> AsyncIterator[Traced]:
         """The next `max` messages of an actor, as it handles them."""
         found = await find_actors(self._survey, actor)
-        traces: dict[ProcAddress, tuple[list[Any], list[int]]] = {proc.address: (names, []) for proc, names in found.by_proc()}
+        traces: dict[Proc, tuple[list[Any], list[int]]] = {proc: (names, []) for proc, names in found.by_proc()}
         count = 0
         try:
             while count < max:
-                for address, (names, numbers) in traces.items():
-                    begun, seen = await self._survey.inspect(address, "trace", names, numbers, limit=self._survey.patience + 1.0)
-                    traces[address] = names, begun
+                for proc, (names, numbers) in traces.items():
+                    begun, seen = await self._survey.inspect_proc(proc, "trace", names, numbers, limit=self._survey.patience + 1.0)
+                    traces[proc] = names, begun
                     for entry in seen:
                         if count < max:
                             count += 1
                             yield Traced(*entry)
         finally:
-            for address, (names, numbers) in traces.items():
+            for proc, (names, numbers) in traces.items():
                 if numbers:
                     try:
-                        await self._survey.inspect(address, "trace", names, numbers, True)
+                        await self._survey.inspect(proc.address, "trace", names, numbers, True)
                     except NoAnswer:
                         continue  # it takes the trace off by itself
 
     async def profile(self, target: Target, seconds: float = 5.0) -> Profile:
-        """Where a process spends its time. Raises `UsageError` for one that is frozen."""
+        """Where a process spends its time, in up to ten minutes. Raises `UsageError` for more, and for a process that is frozen."""
         proc = (await find_procs(self._survey, target))[0]
-        limit = seconds + 15.0
+        limit = 15.0 + (seconds if 0 < seconds < math.inf else 0.0)
         pid, samples, tool, folded, svg = await self._survey.inspect(proc.agent, "profile", proc.uid, seconds, limit=limit)
         return Profile(proc.name, pid, seconds, samples, tool, folded, svg or flame_graph(folded, f"{proc.name} (pid {pid})"))
 

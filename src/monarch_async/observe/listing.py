@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 
 from monarch_async._core.handshake import PROTOCOL_VERSION
-from monarch_async._runtime.jobfile import JobFile, job_files, jobs_folder, remove_job_file
+from monarch_async._runtime.jobfile import JobFile, jobs_folder, remove_job_file, state_folder
+from monarch_async._runtime.jobfiles import job_files, read_job_file
 from monarch_async.observe.errors import JobError
 from monarch_async.observe.records import JobInfo
 
-__all__ = ["find_job", "jobs"]
+__all__ = ["find_job", "jobs", "state_folder"]
 
 
 def jobs(*, clean: bool = True) -> list[JobInfo]:
-    """The jobs of this user, the newest first. Files that jobs of this machine have left are removed unless told not to be."""
+    """The jobs of this user, the newest first. Files that jobs of this machine have left are removed unless told not to be.
+
+    Raises `JobError` where the folder of job files can't be used.
+    """
     found = []
-    for file in job_files():
+    for file in _files():
         state = "elsewhere" if not file.is_here else "running" if file.runs else "ended"
         if state == "ended" and clean:
             remove_job_file(file.id)
@@ -25,6 +29,13 @@ def jobs(*, clean: bool = True) -> list[JobInfo]:
     return found
 
 
+def _files() -> list[JobFile]:
+    try:
+        return job_files()
+    except OSError as error:
+        raise JobError(f"no job can be found: {error}") from error
+
+
 def find_job(job: str = "") -> JobFile:
     """The file of a job: by its name, the beginning of its id, the pid of its client, or its path; ``""`` where only one runs.
 
@@ -32,7 +43,7 @@ def find_job(job: str = "") -> JobFile:
     """
     if os.sep in job or job.endswith(".json"):
         return _check(_read(job))
-    files = list(job_files())
+    files = _files()
     alive = [file for file in files if file.runs or not file.is_here]
     named = [file for file in alive if job in (file.name, str(file.pid)) or (len(job) > 3 and file.id.startswith(job))] if job else alive
     if len(named) == 1:
@@ -45,15 +56,12 @@ def find_job(job: str = "") -> JobFile:
     there = ", ".join(sorted({file.name for file in alive}))
     if job and there:
         raise JobError(f"no job {job!r} runs; there are {there}")
-    try:
-        raise JobError(f"no job runs here (looked in {jobs_folder()})")
-    except FileNotFoundError as error:
-        raise JobError(f"no job can be found: {error}") from None
+    raise JobError(f"no job runs here (looked in {jobs_folder()})")
 
 
 def _read(path: str) -> JobFile:
     try:
-        return JobFile.read(path)
+        return read_job_file(os.path.realpath(path))
     except FileNotFoundError:
         raise JobError(f"there is no job file {path}: the job has ended") from None
     except (OSError, ValueError) as error:

@@ -51,7 +51,7 @@ async def causes(survey: Survey, target: Target) -> list[Cause]:
         return [Cause(0.0, f"{mesh}[{rank}]", text, "")]
     end = told[-1]
     story = [end, *(event for event in reversed(events) if event is not end and _may_have_led(event, end, mesh, rank))]
-    return [Cause(event.when, event.subject, _what(event), await _detail(survey, procs, event)) for event in _once(story)]
+    return [Cause(event.when, *_what(event, mesh, rank), await _detail(survey, procs, event)) for event in _once(story)]
 
 
 async def _ends_of(survey: Survey, mesh: str, rank: int) -> tuple[list[Proc], list[Event], list[Event], list[tuple[str, int, int, str]]]:
@@ -95,10 +95,11 @@ def _once(events: Sequence[Event]) -> list[Event]:
     return kept
 
 
-def _what(event: Event) -> str:
-    if event.kind == "exited":
-        return f"its process {event.subject} {event.text}"
-    return event.text
+def _what(event: Event, mesh: str, rank: int) -> tuple[str, str]:
+    """To whom, and what: of a process that took the one along that was asked for, that."""
+    if event.kind == "exited" and rank >= 0 and not concerns(event.subject, mesh, rank) and _is_about(event, mesh, rank):
+        return f"{mesh}[{rank}]", f"its process {event.subject} {event.text}"
+    return event.subject, event.text
 
 
 async def _detail(survey: Survey, procs: Sequence[Proc], event: Event) -> str:
@@ -107,11 +108,9 @@ async def _detail(survey: Survey, procs: Sequence[Proc], event: Event) -> str:
         return event.detail
     for agent in [proc for proc in procs if proc.kind == "agent"]:
         try:
-            printed = [me for me in await survey.inspect(agent.address, "outputs") if str(me) == event.subject]
-            for me in reversed(printed):
-                text, _ = await survey.inspect(agent.address, "output", me.uid, 0)
-                if text.strip():
-                    return "\n".join(text.splitlines()[-LAST_LINES:])
+            text = await survey.inspect(agent.address, "last_output", event.subject)
+            if text.strip():
+                return "\n".join(text.splitlines()[-LAST_LINES:])
         except NoAnswer:
             continue
     return ""

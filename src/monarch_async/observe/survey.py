@@ -65,6 +65,12 @@ def label(address: ProcAddress) -> str:
     return address.name or address.uid if alone else str(address)
 
 
+def _answering(proc: Proc) -> ProcAddress:
+    if not proc.answers:
+        raise NoAnswer(f"{proc.name} does not answer, for it is {proc.health.state}: `stack {proc.name}` tells where it is")
+    return proc.address
+
+
 class Survey:
     """One job, by way of a runtime that belongs to it or visits it."""
 
@@ -77,6 +83,14 @@ class Survey:
     async def inspect(self, address: ProcAddress, name: str, *args: Any, limit: float | None = None) -> Any:
         """Ask one process. Raises `NoAnswer`, or what the process does."""
         return await self._ask(address, "inspect", (name, *args), self.patience if limit is None else limit)
+
+    async def inspect_proc(self, proc: Proc, name: str, *args: Any, limit: float | None = None) -> Any:
+        """Ask one that is needed for an answer. Raises `NoAnswer` at once where it is known not to give any."""
+        return await self.inspect(_answering(proc), name, *args, limit=limit)
+
+    async def alter_proc(self, proc: Proc, name: str, subject: str, note: str, *args: Any, limit: float | None = None) -> Any:
+        """The same for `alter`."""
+        return await self.alter(_answering(proc), name, subject, note, *args, limit=limit)
 
     async def alter(self, address: ProcAddress, name: str, subject: str, note: str, *args: Any, limit: float | None = None) -> Any:
         """Have one process change something; `subject` and `note` are for its log. Raises `ReadOnlyError` where this visit only looks."""
@@ -95,13 +109,14 @@ class Survey:
         except ActorDied as error:
             raise NoAnswer(f"{label(address)} does not answer: {error.reason or error}") from error
         except ActorError as error:
+            if error.type_name.endswith("CancelledError"):
+                raise NoAnswer(f"{label(address)} has ended meanwhile") from None
             for kind in (ReadOnlyError, UsageError):
                 if error.type_name.endswith(kind.__name__):
                     raise kind(error.text) from None
             raise
         except asyncio.CancelledError:
-            if not answer.future.done():
-                cancel(runtime, address, request)
+            cancel(runtime, address, request)  # which is nothing where the answer has come
             raise
 
     async def procs(self, others: Sequence[str] = ()) -> list[Proc]:

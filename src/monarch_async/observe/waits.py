@@ -14,6 +14,7 @@ from monarch_async.observe.survey import NoAnswer, Proc, Survey
 __all__ = ["call_rows", "frames_in", "hops"]
 
 MOST_HOPS = 50
+_NUMBERED = re.compile(r"task Task-\d+")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+),? in (.*)$', re.MULTILINE)
 
 
@@ -39,10 +40,15 @@ async def call_rows(survey: Survey, older: float) -> list[CallRow]:
             _, endpoint, state, _, asked_by = taken[uid, request]
         elif proc is not None and not proc.answers and proc.health.actor == actor and rivals[callee, mesh, rank] == 1:
             endpoint, state = proc.health.endpoint, "running"  # the only one that it can be in the middle of
-        caller = who if who and not who.startswith("task ") else asked_by or who or procs[uid].name
+        caller = who if who and not who.startswith("task ") else asked_by or _task_of(procs[uid].name, who)
         place = proc.name if proc is not None else ""
         rows.append(CallRow(caller, procs[uid].name, actor, place, endpoint, state or "sent", age, blocks))
     return sorted(rows, key=lambda row: -(row.age or 0.0))
+
+
+def _task_of(process: str, who: str) -> str:
+    """A task of a process; that it is the seventh says nothing."""
+    return process if not who or _NUMBERED.fullmatch(who) else f"{process}, {who}"
 
 
 async def hops(survey: Survey, target: Target) -> list[Hop]:

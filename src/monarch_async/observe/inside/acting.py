@@ -12,33 +12,26 @@ from typing import Any
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.errors import UsageError
 from monarch_async.observe.inside.cells import Name, find_cells
+from monarch_async.observe.inside.showing import shown
 
 __all__ = ["evaluate", "restart", "state", "stop_member", "stop_mesh"]
 
 LONGEST = 500
-"""Characters of a `repr` that are told."""
+"""Characters of a value that are told."""
 MOST = 100
 """Attributes that are told."""
 PATIENCE = 10.0
 """Seconds that an awaited expression may take."""
 
 
-def _shown(value: object, longest: int = LONGEST) -> str:
-    try:
-        text = repr(value)
-    except Exception as error:  # whatever the user's __repr__ raises
-        text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
-    return text if len(text) <= longest else f"{text[:longest]}… ({len(text)} characters)"
-
-
 def state(runtime: Runtime, names: Sequence[Name]) -> list[tuple[str, list[tuple[str, str, str]], int]]:
-    """Name, attributes (name, type, repr), and how many more there are."""
+    """Name, attributes (name, type, what it is), and how many more there are."""
     found = []
     for cell in find_cells(runtime, names):
         instance = cell.instance
         slots = [name for cls in type(instance).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str)]
         values = {name: getattr(instance, name) for name in slots if hasattr(instance, name)} | getattr(instance, "__dict__", {})
-        attributes = [(name, type(value).__qualname__, _shown(value)) for name, value in list(values.items())[:MOST]]
+        attributes = [(name, type(value).__qualname__, shown(value, LONGEST)) for name, value in list(values.items())[:MOST]]
         found.append((str(cell.identity), attributes, max(0, len(values) - MOST)))
     return found
 
@@ -60,7 +53,7 @@ async def evaluate(runtime: Runtime, who: str, subject: str, expression: str, na
         except Exception as error:  # whatever the expression raises is the answer
             outcomes.append((str(cell.identity), "", type(error).__name__, f"{type(error).__name__}: {error}"))
         else:
-            outcomes.append((str(cell.identity), _shown(value, 100 * LONGEST), type(value).__qualname__, ""))
+            outcomes.append((str(cell.identity), shown(value, 100 * LONGEST), type(value).__qualname__, ""))
     return outcomes
 
 
@@ -84,12 +77,12 @@ def stop_member(runtime: Runtime, who: str, subject: str, names: Sequence[Name],
     return [(str(cell.identity), "was told to stop") for cell in cells]
 
 
-async def stop_mesh(runtime: Runtime, who: str, subject: str, name: str, reason: str) -> int:
-    """Stop the meshes of this name that are owned here; returns how many members they had."""
+async def stop_mesh(runtime: Runtime, who: str, subject: str, name: str, kind: str, reason: str) -> int:
+    """Stop the meshes of this name that are owned here, of ``actors`` or ``processes``; returns how many members they had."""
     wards: dict[int, Any] = {}
     members = 0
-    for _, _, _, member in runtime.ownership.members():
-        if member.identity.mesh == name:
+    for _, _, key, member in runtime.ownership.members():
+        if member.identity.mesh == name and (kind == "actors") is bool(key):
             wards[id(member.ward)] = member.ward
             members += 1
     for ward in wards.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from monarch_async._core.framing import CALL
@@ -20,13 +21,14 @@ __all__ = ["counts"]
 
 IDLE = 5.0
 
+Deliver = Callable[[Link, list[list[Any]], "list[memoryview] | None"], None]
+
 
 class _Counter:
     """Stands before a runtime's `deliver` and `post_local`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._links: set[Link] = set()
         self._deliver, self._post_local = runtime.deliver, runtime.post_local
         self.counts: defaultdict[int, int] = defaultdict(int)
         self.asked = 0.0
@@ -37,11 +39,14 @@ class _Counter:
     def renew(self) -> None:
         """Somebody asks: look on, over new links too."""
         self.asked = time.monotonic()
+        self._have_all_taken_by(self._take)
+
+    def _have_all_taken_by(self, deliver: Deliver) -> None:
+        """Those that are made from now on ask the runtime; those of visitors always do."""
         visits = self._runtime.parts.get("visits", {})
-        links = {link for link in self._runtime.links if link not in visits}
-        for link in links - self._links:
-            link.take_by(self._take)
-        self._links = links
+        for link in self._runtime.links:
+            if link not in visits:
+                link.take_by(deliver)
 
     def _check(self) -> None:
         left = self.asked + IDLE - time.monotonic() if self.asked else IDLE
@@ -51,8 +56,7 @@ class _Counter:
         runtime = self._runtime
         del runtime.parts["counter"]
         runtime.deliver, runtime.post_local = self._deliver, self._post_local  # type: ignore[method-assign]
-        for link in self._links:
-            link.take_by(self._deliver)
+        self._have_all_taken_by(self._deliver)
 
     def _take(self, link: Link, messages: list[list[Any]], buffers: list[memoryview] | None) -> None:
         counts = self.counts

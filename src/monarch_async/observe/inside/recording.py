@@ -10,7 +10,6 @@ Rules: at most `KEPT` events wait to be fetched; when more come the oldest are d
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 from monarch_async._runtime.branch import RelayedOrigin
 from monarch_async._runtime.context import Message, current_cell, current_message
+from monarch_async._runtime.numbering import listen, unlisten
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.instrument import on_collective
 from monarch_async.observe.inside.cells import running
@@ -60,19 +60,6 @@ class Page(NamedTuple):
     unfinished: list[Event]
 
 
-class _Calls:
-    """In place of the counter of requests."""
-
-    def __init__(self, requests: itertools.count[int], note: Callable[[int], None]) -> None:
-        self.requests = requests
-        self._note = note
-
-    def __next__(self) -> int:
-        number = next(self.requests)
-        self._note(number)
-        return number
-
-
 class _Recorder:
     """One recording."""
 
@@ -91,8 +78,7 @@ class _Recorder:
         self.asked = self._began
         layers_of(runtime).add(self)
         on_collective.append(self._collective)
-        self._requests = _Calls(runtime.requests, self._call)
-        runtime.requests = self._requests  # type: ignore[assignment]
+        listen(runtime, self._call)
         self._task = runtime.tasks.start(self._watch(), name="recording")
 
     def end(self) -> None:
@@ -103,14 +89,7 @@ class _Recorder:
         self._task.cancel()
         layers_of(runtime).remove(self)
         on_collective.remove(self._collective)
-        above: Any = None  # another recording that has begun since, and is between this one and the runtime
-        found: Any = runtime.requests
-        while found is not self._requests:
-            above, found = found, found.requests
-        if above is None:
-            runtime.requests = self._requests.requests
-        else:
-            above.requests = self._requests.requests
+        unlisten(runtime, self._call)
 
     def _note(self, event: Event) -> None:
         with self._lock:  # handlers of other threads note, too

@@ -6,6 +6,7 @@ An asker comes back for more until it has enough; one that does not come back wi
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from monarch_async._core.codec import size_of
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import SYNC, Handler, Message, current_message
 from monarch_async._runtime.runtime import Runtime
+from monarch_async._runtime.wrapping import unwrap, wrap
 from monarch_async.errors import UsageError
 from monarch_async.observe.inside.cells import Name, find_cells
 
@@ -35,13 +37,11 @@ class _Trace:
     def __init__(self, runtime: Runtime, cell: Cell, number: int) -> None:
         self._runtime = runtime
         self._cell = cell
-        self._before = cell.handlers
         self._number = number
         self.seen: deque[Seen] = deque(maxlen=KEPT)
         self.news = asyncio.Event()
         self.asked = time.monotonic()
-        cell.handlers = {name: self._wrap(name, handler) for name, handler in cell.handlers.items()}
-        self._wrapped = cell.handlers
+        wrap(cell, self, self._wrap)
         self._check()
 
     def _check(self) -> None:
@@ -52,14 +52,14 @@ class _Trace:
             self.end()
 
     def end(self) -> None:
-        """Take the wrapping off, unless another life of the actor has other handlers."""
-        if self._cell.handlers is self._wrapped:
-            self._cell.handlers = self._before
+        """Take the wrapping off."""
+        unwrap(self._cell, self)
         _traces(self._runtime).pop(self._number, None)
 
     def _wrap(self, name: str, handler: Handler) -> Handler:
         function = handler.function
 
+        @functools.wraps(function)
         async def run(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
             message, start, when = current_message.get(), time.perf_counter(), time.time()
             outcome = "ok"
@@ -71,6 +71,7 @@ class _Trace:
             finally:
                 self._note(name, message, when, time.perf_counter() - start, outcome)
 
+        @functools.wraps(function)
         def run_in_thread(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
             message, start, when = current_message.get(), time.perf_counter(), time.time()
             outcome = "ok"

@@ -13,7 +13,7 @@ import msgpack
 
 from monarch_async._core.framing import CALL
 from monarch_async._runtime.cell import Cell
-from monarch_async._runtime.chains import stand_of, story_of
+from monarch_async._runtime.chains import chain_of, stand_of, story_of
 from monarch_async._runtime.context import Message, State, Waiter
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.runtime import SERVICE, Runtime
@@ -24,6 +24,7 @@ from monarch_async.observe.inside.cells import Name, find_cells, running
 __all__ = ["calls", "handlers", "stack_here"]
 
 MOST_CALLS = 10_000
+MOST_TASKS = 50
 MOST_FRAMES = 200
 """Frames that are looked into for the names of endpoints."""
 
@@ -149,9 +150,22 @@ def _pending(runtime: Runtime) -> Iterator[tuple[str, Waiter, Any, int]]:
             yield runtime.me.uid, message.waiter, message.lane, request
 
 
+def _other_tasks(runtime: Runtime) -> list[str]:
+    """Where tasks of the user's stand that are no handlers, such as the program itself."""
+    handlers = _handlers_by_task(runtime)
+    found = []
+    for task in asyncio.all_tasks(runtime.loop):
+        if task not in handlers and task is not asyncio.current_task():
+            frames, inner = chain_of(task.get_coro())
+            if frames:
+                found.append(f"task {task.get_name()}, in {inner}:\n{render(frames[::-1])}")
+    return sorted(found)[:MOST_TASKS]
+
+
 def stack_here(runtime: Runtime) -> str:
-    """The handlers that wait, and the threads that run, as this process sees them itself; empty where nothing does."""
+    """The handlers that wait, other tasks, and the threads that run, as this process sees them itself; empty where nothing does."""
     parts = [story_of(cell, message, age) for cell in list(runtime.busy) for message, age in running(runtime, cell)]
+    parts += _other_tasks(runtime)
     known = {threading.get_ident()} | {cell.thread.thread.ident for cell in runtime.cells.values() if cell.thread is not None}
     for ident, frame in sys._current_frames().items():
         if ident not in known and (text := render(frames_of(frame))) and not is_plumbing(frame.f_code.co_filename):

@@ -132,12 +132,16 @@ async def test_why_it_died(zoo: Zoo) -> None:
     assert f"its process cages[{CRASHED}] exited with code 3" == cause.what
     assert "the last words" in cause.detail
     assert [] == await job.why("animals[0]")
+    with pytest.raises(UsageError, match="has no restart policy") as refused:
+        await job.restart("animals[1]")
+    assert not getattr(refused.value, "__notes__", None)
+    assert "the program: restart animals[1], which was refused" in [event.text for event in await job.events()]
     await job.kill("cages[1]")
     async with asyncio.timeout(10):
         while not (story := await job.why("animals[1]")):
             await asyncio.sleep(0.05)
     assert "killed by signal 9 (SIGKILL) on request: by the program" in story[0].what
-    assert "the program: kill cages[1]" == story[1].what
+    assert ["the program: kill cages[1]"] == [cause.what for cause in story[1:]]
     kinds = [event.kind for event in await job.events()]
     assert {"exited", "restarted", "write"} <= set(kinds)
 

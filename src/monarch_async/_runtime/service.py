@@ -28,13 +28,15 @@ from monarch_async._runtime.serving import LATER
 from monarch_async._runtime.supervisor import Fate, Member
 from monarch_async._runtime.suspects import Step, is_awaited
 from monarch_async._runtime.visiting import visit_of
-from monarch_async.errors import ActorError, SpawnError
+from monarch_async.errors import ActorError, SpawnError, UsageError
 from monarch_async.ids import ProcAddress
 
-__all__ = ["Answer", "Owner", "Place", "ask", "ask_many", "base_service", "cancel", "tell"]
+__all__ = ["REFUSED", "Answer", "Owner", "Place", "ask", "ask_many", "base_service", "cancel", "tell"]
 
 SERVICE = 0
 _LIMIT = 1 << 40
+REFUSED = ", which was refused"
+"""At the end of what is noted of an attempt to change something."""
 
 Owner = tuple[ProcAddress, int]
 """Who is told of a failure: a process and the actor in it, 0 for the client's program itself."""
@@ -199,8 +201,14 @@ class Service:
         """Change something here for somebody who looks; `subject` and `note` say what, for people."""
         visit = visit_of(self.runtime, message.origin)
         who = visit.who if visit is not None else "the program"
-        self.audit(who, subject, f"{name.partition('_')[0]} {subject}{f': {note}' if note else ''}"[:500])
-        return alter_runtime(self.runtime, name, (who, subject, *args))
+        text = f"{name.partition('_')[0]} {subject}{f': {note}' if note else ''}"[:500]
+        try:
+            result = alter_runtime(self.runtime, name, (who, subject, *args))
+        except UsageError:
+            self.audit(who, subject, f"{text}{REFUSED}")
+            raise
+        self.audit(who, subject, text)
+        return result
 
     def audit(self, who: str, subject: str, text: str) -> None:
         """Somebody changes something by hand: note it, and have the client log it."""

@@ -66,7 +66,7 @@ def _targets(args: argparse.Namespace) -> Sequence[str]:
 
 
 async def _top(job: Job, args: argparse.Namespace) -> None:
-    shows = sys.stdout.isatty() and not args.json
+    shows = sys.stdout.isatty() and not args.json and args.count != 1
     count = args.count or (0 if shows else 1)
     async for rows in job.tops(args.interval):
         if args.json:

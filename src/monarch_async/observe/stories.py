@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from monarch_async._runtime.service import REFUSED
 from monarch_async.observe.actors import actor_rows
 from monarch_async.observe.names import Target, concerns, parse, unknown
 from monarch_async.observe.records import Cause, Event
@@ -74,7 +75,7 @@ def _may_have_led(event: Event, end: Event, mesh: str, rank: int) -> bool:
     if not end.when - NEAR <= event.when <= end.when:
         return False
     if event.kind == "write":
-        by_hand = any(f": {verb} " in event.text for verb in ("stop", "kill", "restart", "freeze"))
+        by_hand = any(f": {verb} " in event.text for verb in ("stop", "kill", "restart", "freeze")) and not event.text.endswith(REFUSED)
         return by_hand and (event.subject == end.subject or event.subject == mesh or concerns(event.subject, mesh, rank))
     if event.kind not in _ENDS:
         return False

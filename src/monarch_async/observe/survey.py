@@ -115,6 +115,9 @@ class Survey:
                 if error.type_name.endswith(kind.__name__):
                     raise kind(error.text) from None
             raise
+        except (UsageError, ReadOnlyError) as error:
+            error.__notes__ = []  # what was asked for is wrong: where that was found is of no interest
+            raise
         except asyncio.CancelledError:
             cancel(runtime, address, request)  # which is nothing where the answer has come
             raise

@@ -146,6 +146,7 @@ async def test_what_goes_wrong_between_hosts(tmp_path: Path, monkeypatch: pytest
         for error in (await members.run.call(late)).values():
             assert isinstance(error, CollectiveTimeout)
             assert (1,) == error.missing
+        await members.run.call(ready)
         assert [10.0] * 4 == list((await members.run.call(total)).values())
         texts = list((await members.run.call(cancels)).values())
         assert "cancelled" == texts[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -145,6 +146,7 @@ async def test_what_goes_wrong_between_hosts(tmp_path: Path, monkeypatch: pytest
         for error in (await members.run.call(late)).values():
             assert isinstance(error, CollectiveTimeout)
             assert (1,) == error.missing
+        await members.run.call(ready)
         assert [10.0] * 4 == list((await members.run.call(total)).values())
         texts = list((await members.run.call(cancels)).values())
         assert "cancelled" == texts[2]
@@ -152,6 +154,24 @@ async def test_what_goes_wrong_between_hosts(tmp_path: Path, monkeypatch: pytest
         await members.run.call(ready)
         assert [10.0] * 4 == list((await members.run.call(total)).values())
         assert failures == []
+
+
+@pytest.mark.timeout(150)
+async def test_kills_between_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any member, at any moment of large sums: the others raise PeerLost that names it, and the group forms again, every time."""
+    monkeypatch.setattr("monarch_async.unhandled_fault_hook", lambda failure: None)
+    dice = random.Random(5)
+    async with two_by_two(tmp_path, Restart(max_restarts=500, within=60)) as members:
+        assert [10.0] * 4 == list((await members.run.call(total)).values())
+        for _ in range(12):
+            pids = list((await members.pid.call()).values())
+            calls = members.run.options(return_exceptions=True).call(until_lost)
+            await asyncio.sleep(dice.uniform(0.0, 0.2))
+            victim = dice.randrange(4)
+            os.kill(pids[victim], signal.SIGKILL)
+            assert [victim] * 3 == [told[0] for rank, told in enumerate((await calls).values()) if rank != victim]
+            async with asyncio.timeout(20):
+                assert [10.0] * 4 == list((await members.run.call(total)).values())
 
 
 async def ready(member: Member) -> int:

@@ -23,20 +23,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
+from monarch_async.tensor.breaking import UnderWay, keep_for_ever
+from monarch_async.tensor.running import Running, Told
 from monarch_async.tensor.sockets import Endpoint, break_connections, listening_sockets
 
 __all__ = ["Backend", "GlooBackend", "Running", "ScatteringBackend", "Together", "TorchBackend"]
 
-Told = Callable[[BaseException | None], None]
 FOREVER = timedelta(days=1)
 """Limits of gloo's own are not used: what waits too long is ended from above."""
-
-
-class Running(Protocol):
-    """An operation under way."""
-
-    def when_done(self, told: Told) -> None:
-        """Call `told` once it has ended, with its error if it failed: at once, or from any thread."""
 
 
 class Backend(Protocol):
@@ -198,8 +192,9 @@ class TorchBackend:
     tag = 0
     process_group: dist.ProcessGroup
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(self, group: Any = None, follow: Callable[[Running], Running] = lambda running: running) -> None:
         self._torch = group  # torch's backend, once it is connected
+        self._follow = follow  # what is done with each work that is begun
 
     def _make_group(self, store: Store, me: int, size: int, device: str, kind: Any) -> None:
         """Make `process_group` of it."""
@@ -209,7 +204,7 @@ class TorchBackend:
         self.process_group = group
 
     def _running(self, work: Any) -> Running:
-        return WorkRunning(work)
+        return self._follow(WorkRunning(work))
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> Running:
         options = dist.AllreduceOptions()
@@ -247,7 +242,8 @@ class GlooBackend(TorchBackend):
     device_type: ClassVar[str] = "cpu"
 
     def __init__(self, host: str) -> None:
-        super().__init__()
+        self._under_way = UnderWay()
+        super().__init__(follow=self._under_way.follow)
         self._host = host
         self._device, self._mine = _devices.take(host)
         self._others: set[Endpoint] = set()
@@ -283,10 +279,10 @@ class GlooBackend(TorchBackend):
         return dtype in _REDUCED
 
     def send(self, tensor: torch.Tensor, to: int) -> Running:
-        return _Waited(self._torch.send([tensor], to, 0), self._waiting())
+        return self._follow(_Waited(self._torch.send([tensor], to, 0), self._waiting()))
 
     def recv(self, tensor: torch.Tensor, source: int) -> Running:
-        return _Waited(self._torch.recv([tensor], source, 0), self._waiting())
+        return self._follow(_Waited(self._torch.recv([tensor], source, 0), self._waiting()))
 
     def _waiting(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -295,15 +291,24 @@ class GlooBackend(TorchBackend):
 
     def abort(self) -> None:
         break_connections(self._mine, self._others)
+        self._under_way.broken()
 
     def close(self) -> None:
+        hung = self._under_way.hung
         if self._threads is not None:
-            self._threads.shutdown()
+            self._threads.shutdown(wait=not hung)
         self.abort()  # else a pair whose other end lives on would keep its socket
+        self._let_go(self._torch)
         self._torch = None
         with contextlib.suppress(AttributeError):  # it was never connected
             del self.process_group
-        _devices.give_back(self._host, (self._device, self._mine))
+        if not hung:
+            _devices.give_back(self._host, (self._device, self._mine))
+
+    def _let_go(self, group: Any) -> None:
+        """Called for each group of gloo's before the last reference to it goes."""
+        if group is not None and self._under_way.hung:
+            keep_for_ever(group)
 
 
 _REDUCED = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64}

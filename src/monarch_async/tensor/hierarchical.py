@@ -30,8 +30,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from monarch_async.ids import ProcAddress
 from monarch_async.peering import Peering
-from monarch_async.tensor.backend import GlooBackend, Running, Told, TorchBackend
+from monarch_async.tensor.backend import GlooBackend, TorchBackend
 from monarch_async.tensor.hosts import members_by_host
+from monarch_async.tensor.running import Running, Told
 from monarch_async.tensor.shm.backend import ShmBackend
 from monarch_async.tensor.shm.pages import OUTSIDE, move, tensor_at
 from monarch_async.tensor.shm.transfers import Need, Transfer, is_met
@@ -65,7 +66,7 @@ class HierarchicalBackend(GlooBackend):
         self._shm.connect(PrefixStore(f"host {self._here}", store), self._place, len(self._local), timeout)
         super().connect(store, me, size, timeout)
         if not self._place and len(self._hosts) > 1:
-            self._leaders = TorchBackend(self._meet(PrefixStore("leaders", store), self._here, len(self._hosts), timeout))
+            self._leaders = TorchBackend(self._meet(PrefixStore("leaders", store), self._here, len(self._hosts), timeout), self._follow)
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> Running:
         return self._run(lambda works: self._sum(works, tensor, op), tensor.nbytes)
@@ -90,6 +91,7 @@ class HierarchicalBackend(GlooBackend):
     def close(self) -> None:
         self._shm.close()
         if self._leaders is not None:
+            self._let_go(self._leaders._torch)
             self._leaders._torch = None  # by this thread: one of gloo's, which has the works' callbacks, could not wait for its own end
             self._leaders = None
         super().close()

@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from monarch_async.tensor.backend import FOREVER, Running, Told, TorchBackend
+from monarch_async.tensor.backend import FOREVER, TorchBackend
+from monarch_async.tensor.running import Running, Told
 
 __all__ = ["NcclBackend"]
 

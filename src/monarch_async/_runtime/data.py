@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from monarch_async._channel.dial import connect
+from monarch_async._channel.dial import connect, give_up_silence
 from monarch_async._channel.memory import Memory, view_of
 from monarch_async._channel.pieces import DataSocket
 from monarch_async._channel.stream import Stream, authenticate, open_stream
@@ -176,9 +176,12 @@ class DataConnections:
             await work(0)
 
     async def _over(self, index: int, owner: ProcAddress, write: bool, copies: Sequence[Copy]) -> None:
-        channel = await self._channel(owner, index)
-        async with channel.lock, self._slots:
-            await self._request(channel, owner, write, copies)
+        while True:
+            channel = await self._channel(owner, index)
+            async with channel.lock, self._slots:
+                if not channel.broken:  # by who had it before
+                    await self._request(channel, owner, write, copies)
+                    return
 
     async def _request(self, channel: Channel, owner: ProcAddress, write: bool, copies: Sequence[Copy]) -> None:
         parts = [(copy.key, copy.offset, copy.size) for copy in copies]
@@ -267,9 +270,13 @@ class DataConnections:
             stream.abort()
             return
         try:
-            pipe = DataSocket(await stream.detach(), _seals(done))
+            sock = await stream.detach()
         except OSError:
             return
+        finally:
+            stream.abort()
+        give_up_silence(sock, patience(self._runtime.options))  # a thread that waits for bytes must hear that nobody sends them any more
+        pipe = DataSocket(sock, _seals(done))
         channel = Channel(pipe, address.uid, number)
         if self._closed:
             channel.shut()

@@ -27,7 +27,7 @@ from monarch_async import (
 )
 from monarch_async._core import seal
 from monarch_async._core.seal import POLY1305, SHA256
-from monarch_async._runtime import data
+from monarch_async._runtime import data, transfers
 from monarch_async._runtime.connect import data_takers
 from monarch_async._runtime.data import DataConnections
 from monarch_async.ambient import current_runtime
@@ -235,6 +235,20 @@ async def test_cancelled(far: Any, channels: int) -> None:
     assert not any(channel._busy for channel in made())
     await buffer.read_into(target)
     assert pattern(SIZE) == target
+
+
+async def test_who_waits_behind_one_that_is_cancelled(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gets a connection of its own, and does not go by messages."""
+    asked: list[object] = []
+    monkeypatch.setattr(transfers._Messages, "_ask", lambda self, *args: asked.append(args))
+    buffer, target, other = await far.make.call_one(pattern(SIZE)), bytearray(SIZE), bytearray(SIZE)
+    copying = await endless(buffer, target)
+    behind = [buffer.read_into(other), buffer.read_into(bytearray(SIZE))]
+    await until(lambda: any(channel.lock._waiters for channel in made()))
+    copying.cancel()
+    await asyncio.gather(*behind)
+    assert pattern(SIZE) == other
+    assert [] == asked
 
 
 async def test_the_owner_is_killed(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "Gone",
     "Route",
     "connect",
+    "give_up_silence",
     "listen_tcp",
     "listen_unix",
     "parse_tcp",
@@ -149,7 +150,7 @@ async def _reach(me: ProcAddress, peer: ProcAddress, reach: float) -> socket.soc
         try:
             async with asyncio.timeout(reach):
                 await loop.sock_connect(sock, address)
-            _give_up_silence(sock, reach)
+            give_up_silence(sock, reach)
         except OSError as error:
             sock.close()
             last = error
@@ -162,7 +163,7 @@ async def _reach(me: ProcAddress, peer: ProcAddress, reach: float) -> socket.soc
     raise AddressError(f"the agent of {peer}'s host can't be reached; tried {'; '.join(tried) or 'nothing'}") from last
 
 
-def _give_up_silence(sock: socket.socket, limit: float) -> None:
+def give_up_silence(sock: socket.socket, limit: float) -> None:
     """Have the kernel give up a TCP connection whose other host is silent for `limit` seconds, also when this side has nothing to send."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_USER_TIMEOUT", max(1, int(limit * 1000)))):

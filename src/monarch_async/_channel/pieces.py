@@ -25,8 +25,8 @@ from monarch_async._core.seal import SEAL_SIZE, Seal
 
 __all__ = ["PIECE", "DataSocket", "cut"]
 
-PIECE = 1 << 20
-"""Bytes in one piece."""
+PIECE = 2 << 20
+"""Bytes in one piece. Of 1 MiB they take 8 % more of the processors' time, of 4 MiB as much."""
 _READY = b"ready"
 
 

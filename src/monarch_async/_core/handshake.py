@@ -24,6 +24,7 @@ Rules:
 * Nonces come from the caller, fresh for each connection: a nonce used twice makes a replay possible.
 * A refusal is not authenticated (there may be no common key): who can write on the connection can end it, with a text that is shown
   as the other side's words, printable characters only. Reasons hold figures and versions, nothing derived from the key.
+* What the sides agree on by what both hellos say, as how bulks are digested (`seal`), nobody in between can change.
 * `Established` has one key per direction, for the MACs of frames. Nothing is encrypted and there is no forward secrecy: that is TLS's work.
 """
 

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from monarch_async._channel.dial import connect
+from monarch_async._channel.dial import connect, give_up_silence
 from monarch_async._channel.memory import Memory, view_of
 from monarch_async._channel.pieces import DataSocket
 from monarch_async._channel.stream import Stream, authenticate, open_stream
@@ -43,9 +43,11 @@ from monarch_async.ids import ProcAddress
 
 __all__ = ["Copy", "DataConnections", "Lost"]
 
-REQUEST = 32 << 20
+REQUEST = 64 << 20
 PARTS = 1024
 """So many bytes, and parts, are asked for at once: others that copy between the same two processes come between."""
+SPLIT = 16 << 20
+"""More than so many bytes go over all connections that there are for an owner."""
 THREADS = 4
 CHANNELS = 2 if len(os.sched_getaffinity(0)) > 2 else 1
 """Connections for one owner: one thread alone can't seal and copy all that a network takes. Two on two cores leave none for the loops."""
@@ -157,7 +159,9 @@ class DataConnections:
 
     async def copy(self, owner: ProcAddress, write: bool, copies: Sequence[Copy]) -> None:
         """Copy to, or from, memory here. Raises what the owner says, and `Lost`."""
-        requests = _requests(copies)
+        total = sum(copy.size for copy in copies)
+        channels = CHANNELS if total > SPLIT else 1
+        requests = _requests(copies, min(REQUEST, total // channels + 1))
 
         async def work(index: int) -> None:
             for request in requests:
@@ -166,15 +170,18 @@ class DataConnections:
                 except _Spoiled:
                     await self._over(index, owner, write, request)
 
-        if sum(copy.size for copy in copies) > REQUEST:
-            await run_all([work(index) for index in range(CHANNELS)])
+        if channels > 1:
+            await run_all([work(index) for index in range(channels)])
         else:
             await work(0)
 
     async def _over(self, index: int, owner: ProcAddress, write: bool, copies: Sequence[Copy]) -> None:
-        channel = await self._channel(owner, index)
-        async with channel.lock, self._slots:
-            await self._request(channel, owner, write, copies)
+        while True:
+            channel = await self._channel(owner, index)
+            async with channel.lock, self._slots:
+                if not channel.broken:  # by who had it before
+                    await self._request(channel, owner, write, copies)
+                    return
 
     async def _request(self, channel: Channel, owner: ProcAddress, write: bool, copies: Sequence[Copy]) -> None:
         parts = [(copy.key, copy.offset, copy.size) for copy in copies]
@@ -263,9 +270,13 @@ class DataConnections:
             stream.abort()
             return
         try:
-            pipe = DataSocket(await stream.detach(), _seals(done))
+            sock = await stream.detach()
         except OSError:
             return
+        finally:
+            stream.abort()
+        give_up_silence(sock, patience(self._runtime.options))  # a thread that waits for bytes must hear that nobody sends them any more
+        pipe = DataSocket(sock, _seals(done))
         channel = Channel(pipe, address.uid, number)
         if self._closed:
             channel.shut()
@@ -333,9 +344,10 @@ def _seals(done: Established) -> tuple[Seal, Seal]:
     return Seal(done.send_key, digest), Seal(done.receive_key, digest)
 
 
-def _requests(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
+def _requests(copies: Sequence[Copy], limit: int) -> Iterator[list[Copy]]:
+    """Copies of up to `limit` bytes, in all."""
     request: list[Copy] = []
-    room = REQUEST
+    room = limit
     for copy in copies:
         done = 0
         while done < copy.size:
@@ -344,6 +356,6 @@ def _requests(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
             done, room = done + taken, room - taken
             if not room or len(request) == PARTS:
                 yield request
-                request, room = [], REQUEST
+                request, room = [], limit
     if request:
         yield request

@@ -19,7 +19,7 @@ from monarch_async._runtime.observing import from_environment
 from monarch_async.ambient import current_runtime
 from monarch_async.observe.metrics.serving import serve_metrics, token_file
 from tests.observe.meters import PREFIX, scrape, scrape_all, values
-from tests.observe.working import Worker
+from tests.observe.working import Worker, settled
 
 
 async def test_one_scrape_has_the_sums_of_all_processes() -> None:
@@ -27,6 +27,7 @@ async def test_one_scrape_has_the_sums_of_all_processes() -> None:
     procs = this_host().spawn_procs({"gpus": 2}, name="procs")
     workers: Any = procs.spawn("workers", Worker)
     await workers
+    await settled(procs)
     async with serve_metrics() as served:
         await scrape_all(served)  # from now on they count
         for _ in range(3):
@@ -65,7 +66,8 @@ async def test_one_scrape_has_the_sums_of_all_processes() -> None:
 async def test_a_full_mailbox_and_a_late_loop_are_seen() -> None:
     """Messages that wait, and the handler that runs; how long the loop was held."""
     procs = this_host().spawn_procs(name="procs")
-    worker: Any = procs.spawn("workers", Worker)
+    worker: Any = await procs.spawn("workers", Worker)
+    await settled(procs)
     async with serve_metrics() as served:
         await scrape_all(served)
         calls = [worker.step.call_one(30), *(worker.step.call_one() for _ in range(4))]
@@ -91,7 +93,9 @@ async def test_who_does_not_answer_is_counted_and_holds_up_nobody() -> None:
     procs, others = this_host().spawn_procs(name="procs"), this_host().spawn_procs(name="others")
     worker: Any = procs.spawn("worker", Worker)
     other: Any = others.spawn("other", Worker)
+    await worker
     await other
+    await settled(procs, others)
     async with serve_metrics(patience=0.5) as served:
         await scrape_all(served)
         await worker.step.call_one()
@@ -119,6 +123,7 @@ async def test_restarts_have_their_reason() -> None:
     procs = this_host().spawn_procs({"gpus": 2}, name="procs", restart=Restart())
     workers: Any = procs.spawn("workers", Worker, restart=Restart(strategy="one_for_all"))
     await workers
+    await settled(procs)
     async with serve_metrics() as served:
         await scrape_all(served)
         os.kill((await procs.slice(gpus=0).health()).item().pid, signal.SIGKILL)
@@ -182,6 +187,7 @@ async def test_nothing_is_left_around_handlers() -> None:
     procs = this_host().spawn_procs(name="procs")
     far: Any = procs.spawn("far", Worker)
     assert not await far.is_watched.call_one()
+    await settled(procs)
     async with serve_metrics() as served:
         await scrape_all(served)
         assert await far.is_watched.call_one()

@@ -10,6 +10,7 @@ from monarch_async import endpoint, this_host
 from monarch_async.observe.metrics.serving import serve_metrics
 from monarch_async.tensor import TensorActor
 from tests.observe.meters import scrape_all, values
+from tests.observe.working import settled
 
 
 class Summing(TensorActor):
@@ -25,6 +26,7 @@ async def test_collectives_have_durations() -> None:
     procs = this_host().spawn_procs({"gpus": 2}, name="procs")
     summing: Any = procs.spawn("summing", Summing)
     await summing
+    await settled(procs)
     async with serve_metrics() as served:
         await scrape_all(served)
         assert {2.0} == set((await summing.add.call()).values())

@@ -23,7 +23,7 @@ from monarch_async.observe.timeline import record as record_all
 from tests.hosts.workers import make_key, worker
 from tests.observe.meters import scrape_all, values
 from tests.observe.trace_format import names_of, wrong_in
-from tests.observe.working import Worker
+from tests.observe.working import Worker, settled
 
 
 async def recorded(path: Path, seconds: float, during: Any) -> tuple[Recorded, dict[str, Any]]:
@@ -41,6 +41,7 @@ async def test_calls_flow_through_processes(tmp_path: Path, failures: list[MeshF
     procs = this_host().spawn_procs({"gpus": 2}, name="gpus")
     workers: Any = procs.spawn("workers", Worker)
     await workers
+    await settled(procs)
     first, second = workers.slice(gpus=0), workers.slice(gpus=1)
     once = asyncio.Event()
 
@@ -61,9 +62,7 @@ async def test_calls_flow_through_processes(tmp_path: Path, failures: list[MeshF
     ]
     threads = names_of(trace, "thread_name")
     slices = [(threads[event["pid"], event["tid"]], event["name"]) for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert ("workers[0]", "workers[0].ask") in slices
-    assert ("workers[1]", "workers[1].step") in slices
-    assert ("workers[1]", "workers[1].block") in slices
+    assert {("workers[0]", "workers[0].ask"), ("workers[1]", "workers[1].step"), ("workers[1]", "workers[1].block")} <= set(slices)
     assert ("program", "call workers[0].ask") in slices
     starts = {event["id"]: threads[event["pid"], event["tid"]] for event in trace["traceEvents"] if event["ph"] == "s"}
     ends = {event["id"]: threads[event["pid"], event["tid"]] for event in trace["traceEvents"] if event["ph"] == "f"}
@@ -85,6 +84,7 @@ async def test_who_does_not_answer_is_in_the_picture(tmp_path: Path) -> None:
     other: Any = others.spawn("other", Worker)
     await other
     await worker.step.call_one()
+    await settled(procs, others)
     call = worker.step.call_one(60)
     os.kill((await others.health()).item().pid, signal.SIGSTOP)
     async with asyncio.timeout(10):
@@ -149,9 +149,11 @@ async def test_other_hosts_are_in_it(tmp_path: Path) -> None:
         with worker("--key-file", key) as (url, _):
             there = attach_to_workers([url], key=key).spawn_procs({"gpus": 2}, name="there")
             workers: Any = there.spawn("workers", Worker)
-            near: Any = this_host().spawn_procs(name="near").spawn("near", Worker)
+            here = this_host().spawn_procs(name="near")
+            near: Any = here.spawn("near", Worker)
             await workers
             await near
+            await settled(there, here)
 
             async def during() -> None:
                 await near.ask_all.call_one(workers)

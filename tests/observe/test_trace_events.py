@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_async.health import Health, ProcState
+from monarch_async.ids import ProcAddress
 from monarch_async.observe.inside.recording import CALL, COLLECTIVE, COUNTER, FAULT, HANDLER
+from monarch_async.observe.survey import Proc
+from monarch_async.observe.timeline import _corrected, _Followed
 from monarch_async.observe.trace_events import Recording, Silence, trace_events
 from tests.observe.trace_format import names_of, wrong_in
 
@@ -85,3 +90,22 @@ def test_any_recording_is_drawn_by_the_rules(first: list[Any], second: list[Any]
         Recording("q", "q", "", 0, [ascending(event) for event in second], ahead),
     ]
     assert [] == wrong_in(trace_events(recordings, 2.0, 8.0))
+
+
+def test_clocks_agree_with_the_calls_that_were_seen() -> None:
+    """No handler begins before it was called: what was measured of a host's clock is moved just so far, in either direction."""
+    near, far = followed("a", "here"), followed("b", "there")
+    near.events = [(CALL, 10.0, "", 1), (CALL, 11.0, "", 2), (HANDLER, 12.5, 12.6, "x[0]", "f", "b", 1, "ok")]
+    far.events = [
+        (HANDLER, 110.3, 110.4, "y[0]", "f", "a", 1, "ok"),
+        (HANDLER, 111.1, 111.2, "y[0]", "f", "a", 2, "ok"),
+        (CALL, 112.4, "", 1),
+    ]
+    for measured, expected in ((100.5, 100.1), (100.0, 100.0), (99.0, 99.9)):
+        assert math.isclose(expected, _corrected({"there": measured}, [near, far], "here")["there"])
+    assert {"there": 99.0} == _corrected({"there": 99.0}, [near, followed("b", "there")], "here")
+
+
+def followed(uid: str, host: str) -> _Followed:
+    address = ProcAddress(uid, host, "", name=uid)
+    return _Followed(Proc(address, "proc", 1, Health(ProcState.READY), None, host, address), 1)

@@ -6,11 +6,11 @@ import asyncio
 import time
 from typing import Any
 
-from monarch_async import endpoint
+from monarch_async import ProcMesh, ProcState, endpoint
 from monarch_async._runtime.context import current_message
 from monarch_async.actor import Actor
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "settled"]
 
 
 class Worker(Actor):
@@ -21,6 +21,10 @@ class Worker(Actor):
         if seconds:
             await asyncio.sleep(seconds)
         return seconds
+
+    @endpoint
+    async def length(self, data: bytes) -> int:
+        return len(data)
 
     @endpoint
     async def fail(self) -> None:
@@ -52,3 +56,11 @@ class Worker(Actor):
         message = current_message.get()
         assert message is not None
         return message.cell.handlers is not message.cell.behavior.handlers
+
+
+async def settled(*meshes: ProcMesh) -> None:
+    """Wait until the host of these processes knows that they answer, which is a look of their watchdogs later than they do."""
+    async with asyncio.timeout(20):
+        for mesh in meshes:
+            while {health.state for health in (await mesh.health()).values()} - {ProcState.READY, ProcState.BUSY}:
+                await asyncio.sleep(0.02)

@@ -18,7 +18,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import SYNC, Handler
@@ -28,6 +27,8 @@ from monarch_async.observe.inside.steps import Measured, Tallies, begin
 __all__ = ["Function", "Layer", "Layers", "layers_of"]
 
 AGAIN = 1.0
+_GIVEN = "handlers before layers, and with them"
+"""What is left in an actor that has layers: to keep it apart, for many, would cost a weak reference each."""
 
 Function = Callable[..., Any]
 Handlers = Mapping[str, Handler]
@@ -51,7 +52,6 @@ class Layers:
         self._layers: list[Layer] = []
         self._tallies: Tallies | None = None
         self._made: dict[int, tuple[Handlers, Handlers]] = {}  # by the id of what is inside: that, and with the layers around it
-        self._seen: WeakKeyDictionary[Cell, tuple[Handlers, Handlers]] = WeakKeyDictionary()  # what an actor had, and was given
         self._stale: list[Cell] = []  # those with others' functions around layers that have changed
         self._timer: asyncio.TimerHandle | None = None
 
@@ -72,7 +72,7 @@ class Layers:
         self._renew()
 
     def _lived(self, cell: Cell) -> None:
-        self._seen.pop(cell, None)
+        vars(cell).pop(_GIVEN, None)
         self._put(cell)
 
     def _renew(self) -> None:
@@ -101,18 +101,18 @@ class Layers:
             cell._begin = MethodType(begin, cell)  # type: ignore[method-assign]
         else:
             vars(cell).pop("_begin", None)  # the method again
-        before, given = self._seen.get(cell, (cell.handlers, cell.handlers))
+        before, given = vars(cell).get(_GIVEN) or (cell.handlers, cell.handlers)
         if cell.handlers is not given:
             return False
         if not self._layers and self._tallies is None:
-            self._seen.pop(cell, None)
+            vars(cell).pop(_GIVEN, None)
             cell.handlers = before
             return True
         made = self._made.get(id(before))
         if made is None:
             actor = cell.identity.class_name
             made = self._made[id(before)] = before, {name: self._around(actor, name, handler) for name, handler in before.items()}
-        self._seen[cell] = made
+        vars(cell)[_GIVEN] = made
         cell.handlers = made[1]
         return True
 

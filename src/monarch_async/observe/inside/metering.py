@@ -49,6 +49,7 @@ class Meter:
         on_collective.append(self._collective)
         runtime.on_session_over.append(self._link_over)
         self._task = runtime.tasks.start(self._watch(), name="metering")
+        self._task.add_done_callback(lambda done: self.end())
 
     def end(self) -> None:
         """Count no more."""
@@ -64,15 +65,12 @@ class Meter:
     async def _watch(self) -> None:
         """Look at the loop, until nobody asks any more or the runtime closes."""
         loop = self._runtime.loop
-        try:
-            while self.held or time.monotonic() - self.asked < IDLE:
-                due = loop.time() + PACE
-                await asyncio.sleep(PACE)
-                late = max(0.0, loop.time() - due)
-                self._lag[bisect_left(LAG_BOUNDS, late)] += 1
-                self._lag[-1] += late
-        finally:
-            self.end()
+        while self.held or time.monotonic() - self.asked < IDLE:
+            due = loop.time() + PACE
+            await asyncio.sleep(PACE)
+            late = max(0.0, loop.time() - due)
+            self._lag[bisect_left(LAG_BOUNDS, late)] += 1
+            self._lag[-1] += late
 
     # The hooks.
 
@@ -123,15 +121,24 @@ class Meter:
         self._series["call_duration_seconds"], self._series["calls_total"] = durations, calls
 
     def _read_actors(self, found: Snapshot) -> None:
-        series = {name: self._fresh(name) for name in ("actors", "mailbox_messages", "mailbox_messages_max", "calls_running")}
+        counted: dict[str, list[int]] = {}  # by class: actors, messages that wait, the most that do, handlers
         for cell in list(self._runtime.cells.values()):
-            actor, waiting = cell.identity.class_name, len(cell.mailbox)
-            series["actors"].at(actor)[0] += 1
-            series["mailbox_messages"].at(actor)[0] += waiting
-            fullest = series["mailbox_messages_max"].at(actor)
-            fullest[0] = max(fullest[0], waiting)
-            series["calls_running"].at(actor)[0] += (cell.current is not None) + len(cell.overlapping)
-        found.update({name: one.snapshot() for name, one in series.items()})
+            name = cell.identity[1]
+            counts = counted.get(name)
+            if counts is None:
+                counts = counted[name] = [0, 0, 0, 0]
+            counts[0] += 1
+            if cell.mailbox or cell.current is not None or cell.overlapping:
+                waiting = len(cell.mailbox)
+                counts[1] += waiting
+                counts[2] = max(counts[2], waiting)
+                counts[3] += (cell.current is not None) + len(cell.overlapping)
+        for index, name in enumerate(("actors", "mailbox_messages", "mailbox_messages_max", "calls_running")):
+            series = self._fresh(name)
+            for actor, counts in counted.items():
+                value = series.at(actor)
+                value[0] = max(value[0], counts[index]) if series.family.kind == "peak" else value[0] + counts[index]
+            found[name] = series.snapshot()
 
     def _fresh(self, name: str) -> Series:
         return Series(self._series[name].family)

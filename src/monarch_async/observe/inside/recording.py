@@ -80,6 +80,7 @@ class _Recorder:
         on_collective.append(self._collective)
         listen(runtime, self._call)
         self._task = runtime.tasks.start(self._watch(), name="recording")
+        self._task.add_done_callback(lambda done: self.end())
 
     def end(self) -> None:
         """Write nothing down any more."""
@@ -159,13 +160,10 @@ class _Recorder:
 
     async def _watch(self) -> None:
         """Sample the load, until nobody asks any more or the runtime closes."""
-        try:
-            while time.monotonic() - self.asked < IDLE:
-                due = time.monotonic() + PACE
-                await asyncio.sleep(PACE)
-                self._sample(max(0.0, time.monotonic() - due))
-        finally:
-            self.end()
+        while time.monotonic() - self.asked < IDLE:
+            due = time.monotonic() + PACE
+            await asyncio.sleep(PACE)
+            self._sample(max(0.0, time.monotonic() - due))
 
     def _sample(self, late: float) -> None:
         runtime, now = self._runtime, time.monotonic()

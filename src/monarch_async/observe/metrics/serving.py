@@ -56,7 +56,8 @@ async def serve_metrics(
         token: what who asks has to send; by default that of `token_file`. ``""``: nothing, on a loopback address only.
         patience: seconds in which each process is to answer.
 
-    Raises `UsageError` without aiohttp, for a token that is too short, for none beyond loopback, and `OSError` for a port in use.
+    Raises `UsageError` without aiohttp, for a token that is too short, for none beyond loopback; `OSError` for a port in use, or a
+    token that can't be kept.
     """
     async with _serve(current_runtime(), port, host, token, patience) as served:
         yield served

@@ -326,6 +326,26 @@ async def test_a_dead_sender(failures: list[MeshFailure], monarch_procs: Monarch
     assert [5] == await keeper.first.call_one()
 
 
+async def test_what_is_read_after_its_sender_has_died(failures: list[MeshFailure], monarch_procs: MonarchProcs) -> None:
+    """It was open when it came, and is unmapped when it has been taken."""
+    procs = monarch_procs(2)
+    sender, keeper = procs.slice(procs=0).spawn("sender", Keeper), procs.slice(procs=1).spawn("keeper", Keeper)
+    async with asyncio.timeout(10):
+        while "device" != await sender.send_on.call_one(keeper, value(1)):
+            pass
+    pid = await sender.pid.call_one()
+    running = keeper.waits.call_one(None)
+    await sender.send_notes.call_one(keeper, 3)  # behind what runs, in a segment that is new there
+    await sender.first.call_one()
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: failures)
+    running.cancel()
+    assert ["device 0", "device 1", "device 2"] == await keeper.notes.call_one()
+    async with asyncio.timeout(10):
+        while (await keeper.statistics.call_one())["mapped"]:
+            pass
+
+
 async def test_messages_that_nobody_reads_give_back(monarch_procs: MonarchProcs) -> None:
     """Cancelled while queued, and for an actor that has ended."""
     procs = monarch_procs(1)

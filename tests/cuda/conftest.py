@@ -20,7 +20,7 @@ from tests.cuda.actors import OnGpu, count_fetches, fetches
 def device_in_use() -> Iterator[None]:
     """What CUDA opens with the first use of each kind is there before a test looks at what it leaves behind."""
     if torch.cuda.is_available():
-        torch.ones(1 << 20, device="cuda").cpu().pin_memory()
+        torch.empty(1 << 20, pin_memory=True).copy_(torch.ones(1 << 20, device="cuda"))
         torch.cuda.synchronize()
         count_fetches()
     yield

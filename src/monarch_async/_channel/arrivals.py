@@ -5,7 +5,8 @@ the device and without waiting for it; the loan is over when that copy has been 
 
 Rules:
 
-* A segment is opened once, by the first who needs it, in whatever thread, and stays open until its owner wants it back or is gone.
+* A segment is opened once, when something in it arrives, so that it does not matter what becomes of its owner until that is taken. It stays
+  open until its owner wants it back or is gone, and nothing is taken from it.
 * Whether copies have been made is looked at from the loop, more and more seldom; only while there are any.
 """
 
@@ -102,6 +103,9 @@ class Arrivals:
         """A loan has come: number, segment, and the rest of what `ParcelPool.describe` says."""
         arrival = Arrival(self, owner, loan)
         self._mappings.use(arrival.key)
+        if arrival.key not in self._opened:
+            with contextlib.suppress(DeviceError):  # whoever takes it tries again, and is told
+                self.find(arrival)
         return arrival
 
     def attempt(self, owner: str, loan: list[Any]) -> None:

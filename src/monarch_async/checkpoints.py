@@ -18,11 +18,11 @@ from typing import Any
 
 from monarch_async._core.codec import dumps_whole
 from monarch_async._core.events import Identity
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.behavior import CellState
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import Message, current_cell, current_message
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask
 from monarch_async.ambient import current_runtime
 from monarch_async.errors import ActorDied, UsageError
 from monarch_async.future import Future, as_future

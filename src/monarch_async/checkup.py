@@ -6,8 +6,8 @@ import asyncio
 import os
 from collections.abc import Sequence
 
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask
 from monarch_async.errors import MonarchError
 from monarch_async.health import Health, ProcState
 from monarch_async.ids import ProcAddress

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask
 from monarch_async.actor import Actor, check_arguments, check_class
 from monarch_async.ambient import client_services, current_runtime
 from monarch_async.future import Future, as_future

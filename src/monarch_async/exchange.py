@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from monarch_async._core.codec import dumps
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import SYNC, Message, current_cell, current_message
 from monarch_async._runtime.lane import Lane
 from monarch_async._runtime.resumed import Resumed
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask
 from monarch_async._runtime.stacks import Code, Frames, frames_of, render
 from monarch_async.ids import ProcAddress
 from monarch_async.mesh import ActorMesh

@@ -21,9 +21,9 @@ from typing import Any
 from monarch_async._core.codec import dumps_whole
 from monarch_async._core.events import Evidence, Failure, Identity, died
 from monarch_async._core.instructions import Cause, Exit, Life
+from monarch_async._runtime.asking import ask, ask_many, tell
 from monarch_async._runtime.restarts import Driver
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask, ask_many, tell
 from monarch_async._runtime.supervisor import Fate
 from monarch_async.errors import ActorDied, SupervisionError, UsageError
 from monarch_async.future import MeshFuture

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from monarch_async._core.events import Evidence, Failure, Identity
+from monarch_async._runtime.asking import ask, ask_many, tell
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask, ask_many, tell
 from monarch_async._runtime.supervisor import Guest, Home, Ward
 from monarch_async.errors import ActorDied
 from monarch_async.future import MeshFuture

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_async._core.events import Evidence
+from monarch_async._runtime.asking import ask, tell
 from monarch_async._runtime.config import SpawnRequest
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask, tell
 from monarch_async.ids import ProcAddress
 
 __all__ = ["Processes"]

@@ -12,8 +12,9 @@ from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 
 from monarch_async._core.codec import dumps
 from monarch_async._runtime.absent import DeadLetters
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import Place, ask
+from monarch_async._runtime.service import Place
 from monarch_async.actor import Actor, ActorBehavior, check_arguments, check_class, takes_argument
 from monarch_async.ambient import current_runtime, on_loop
 from monarch_async.checkup import check_up

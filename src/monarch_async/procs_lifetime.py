@@ -19,11 +19,11 @@ from typing import Any
 
 from monarch_async._core.events import Evidence, Failure, Identity, died
 from monarch_async._core.instructions import Cause, Exit, Life
+from monarch_async._runtime.asking import ask, tell
 from monarch_async._runtime.client import Client
 from monarch_async._runtime.config import SpawnRequest
 from monarch_async._runtime.restarts import Driver
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask, tell
 from monarch_async._runtime.supervisor import Fate, Guest
 from monarch_async.errors import SpawnError
 from monarch_async.ids import ProcAddress, slot

@@ -27,11 +27,11 @@ from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 from monarch_async._channel.memory import memory_of
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.buffers import Buffers
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import current_cell, current_message
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask
 from monarch_async._runtime.transfers import Job, Ref, Transfers
 from monarch_async.ambient import current_runtime, on_loop
 from monarch_async.errors import ActorError, BufferMismatch, CallTimeout

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any, NamedTuple
 
 from monarch_async._core.events import Evidence, Identity
+from monarch_async._runtime.asking import Answer, ask_many, cancel
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import Answer, ask_many, cancel
 from monarch_async.actor import Actor
 from monarch_async.ambient import on_loop
 from monarch_async.errors import ActorDied, UsageError

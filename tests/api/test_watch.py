@@ -25,8 +25,8 @@ from monarch_async import (
     this_proc,
     watch,
 )
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.context import current_message
-from monarch_async._runtime.service import ask
 from monarch_async.ambient import current_runtime
 from monarch_async.ids import new_actor_key
 from monarch_async.options import Options

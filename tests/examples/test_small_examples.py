@@ -20,7 +20,7 @@ PROMISED = {
 
 def test_every_example_is_run() -> None:
     """No example is left without a test: some have modules of their own, the others are listed here."""
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*PROMISED, "ddp_digits.py", "train_lm.py", "weight_sync.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*PROMISED, "ddp_digits.py", "stuck.py", "train_lm.py", "weight_sync.py"}
 
 
 @pytest.mark.parametrize("name", PROMISED)

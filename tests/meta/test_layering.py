@@ -48,8 +48,8 @@ LAYERS: dict[str, list[str]] = {
         """linux fdwire tasks pulse stacks config start jobfile jobfiles announcing loops history numbering ages context answer thread child
         forked zygote launcher outgoing link room lane peer tree leases device_borrowing borrowing tenant device_lending lending local
         origin debt waits suspects behavior resumed life cell chains roster absent output serving supervisor restarts
-        retrying visiting inspecting observing connect branch lives runtime current wrapping stepping remote_pdb debug control service
-        copying buffers direct data ucx transfers broker fanout health agent bootstrap attach worker client watchdog proc""",
+        retrying visiting inspecting observing connect branch lives runtime current wrapping stepping remote_pdb debug control asking
+        service copying buffers direct data ucx transfers broker fanout health agent bootstrap attach worker client watchdog proc""",
     ),
     "L4": words(
         """supervise ambient shared peering value_mesh future rdma sent port endpoints target sending checkpoints actor spawned members

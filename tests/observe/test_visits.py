@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from monarch_async import attach_to_workers, shutdown, this_host
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.jobfile import RELEASE, jobs_folder
 from monarch_async._runtime.jobfiles import read_job_file
-from monarch_async._runtime.service import ask
 from monarch_async.errors import ReadOnlyError, UsageError
 from monarch_async.observe.errors import JobError
 from monarch_async.observe.job import Job, attach

@@ -139,12 +139,14 @@ async def test_cancelled_pulls_leave_no_lease(pair: ProcMesh) -> None:
     trainer = pair.slice(gpus=0).spawn("trainer", Trainer, slots=2, lease=60.0)
     handle = await trainer.publish.call_one(1, 1 << 20)
     target = constant(0, 1 << 20)
+    cancelled = 0
     for moment in range(8):
         pulling = asyncio.ensure_future(handle.pull_into(target))
-        await asyncio.sleep(moment * 0.0005)  # at any point of it
+        await asyncio.sleep(moment * 0.0005)  # at any point of it, and after it
         pulling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await pulling
+        await asyncio.wait([pulling])
+        cancelled += pulling.cancelled()
+    assert cancelled > 0
     with pytest.raises(ValueError, match="nothing was written"):
         await handle.pull_into({})
     async with asyncio.timeout(20):

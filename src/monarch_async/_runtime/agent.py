@@ -21,6 +21,7 @@ from monarch_async._channel.descriptors import inbox_path
 from monarch_async._channel.dial import listen_tcp, usable_addresses
 from monarch_async._core.events import Evidence
 from monarch_async._core.lines import Stream
+from monarch_async._runtime.asking import ask, tell
 from monarch_async._runtime.broker import Broker
 from monarch_async._runtime.child import Child, ProcSpec
 from monarch_async._runtime.config import Network, ProcConfig, SpawnRequest
@@ -33,7 +34,6 @@ from monarch_async._runtime.launcher import Launcher
 from monarch_async._runtime.output import OutputReader
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask, tell
 from monarch_async.ids import ProcAddress, successor
 
 __all__ = ["Agent", "Proc"]

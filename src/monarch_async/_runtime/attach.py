@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from monarch_async._channel.dial import Gone, connect, parse_tcp
 from monarch_async._channel.stream import authenticate, open_stream
 from monarch_async._core.handshake import NONCE_BYTES, Handshake
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.config import Network
 from monarch_async._runtime.connect import address_fields, address_of, join_network, patience
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask
 from monarch_async.errors import AddressError, ChannelError, HandshakeError, SpawnError
 from monarch_async.ids import ProcAddress
 from monarch_async.options import Options

@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monarch_async._channel.memory import Memory, view_of
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.behavior import CellState
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask
 from monarch_async.errors import BufferGone, BufferMismatch, UsageError
 from monarch_async.ids import ProcAddress
 

@@ -22,6 +22,7 @@ from monarch_async._core.handshake import PROTOCOL_VERSION
 from monarch_async._core.lines import OutputFolder, Stream
 from monarch_async._runtime.ages import Ages, Looks
 from monarch_async._runtime.announcing import Announcer
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.attach import attach
 from monarch_async._runtime.config import AgentConfig, Network
 from monarch_async._runtime.context import Message
@@ -31,7 +32,7 @@ from monarch_async._runtime.jobfile import RELEASE, JobFile, birth_of, default_n
 from monarch_async._runtime.observing import from_environment
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask, base_service
+from monarch_async._runtime.service import base_service
 from monarch_async._runtime.start import READY, make_directory, remove_directory, start_agent
 from monarch_async.errors import ActorDied, MonarchError, SpawnError, UsageError
 from monarch_async.ids import ProcAddress, new_uid

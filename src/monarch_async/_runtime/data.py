@@ -31,13 +31,13 @@ from monarch_async._channel.pieces import DataSocket
 from monarch_async._channel.stream import Stream, authenticate, open_stream
 from monarch_async._core.handshake import NONCE_BYTES, Established, Handshake
 from monarch_async._core.seal import SEAL_SIZE, Seal, agreed, offer
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.buffers import Buffers, Part
 from monarch_async._runtime.connect import DATA, address_fields, address_of, data_takers, patience, where
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.copying import run_all, settle
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask
 from monarch_async.errors import ActorDied, BufferGone, ChannelError, MonarchError, ProtocolError, RDMAError
 from monarch_async.ids import ProcAddress
 

@@ -21,12 +21,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from typing import Any
 
 from monarch_async._channel.cma import MAX_PIECES, Piece, read, write
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.buffers import COOKIE_SIZE, Grant, Users
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.copying import SLICE, Copier, slices
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask
 from monarch_async.errors import BufferGone
 from monarch_async.ids import ProcAddress
 

@@ -26,13 +26,13 @@ from collections.abc import Iterator, Sequence
 import msgpack
 
 from monarch_async._core.events import Evidence
+from monarch_async._runtime.asking import tell
 from monarch_async._runtime.child import Child
 from monarch_async._runtime.config import SpawnRequest
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.pulse import NO_SLOT, NOW, STACK, Page, Pulse, Slot, inherited_page
 from monarch_async._runtime.roster import read_roster
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import tell
 from monarch_async._runtime.stacks import dump_from_outside, find_endpoint, last_place, read_dump, render, state_of
 from monarch_async.health import Health, ProcState
 

@@ -1,4 +1,4 @@
-"""What every runtime does for others: start and stop actors, hear of failures. And how to ask another runtime for it.
+"""What every runtime does for others: start and stop actors, hear of failures. See `asking` for how it is asked for.
 
 These are the functions behind key 0. They are called at once, in the order of the messages, so that a message to an actor that was sent
 after its spawn finds it. What takes time returns an awaitable.
@@ -12,13 +12,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from monarch_async._core.codec import dumps, loads
+from monarch_async._core.codec import loads
 from monarch_async._core.events import Evidence, Failure, Identity
 from monarch_async._runtime.absent import DeadLetters
-from monarch_async._runtime.answer import Answer
+from monarch_async._runtime.asking import ask, tell
 from monarch_async._runtime.behavior import Behavior, CellState
 from monarch_async._runtime.cell import Cell
-from monarch_async._runtime.context import Message, Origin, State, Waiter, current_cell, current_message
+from monarch_async._runtime.context import Message, Origin, State, current_cell, current_message
 from monarch_async._runtime.history import LONGEST, fold_members
 from monarch_async._runtime.inspecting import alter_runtime, inspect_runtime
 from monarch_async._runtime.observing import begin_observing
@@ -31,60 +31,13 @@ from monarch_async._runtime.visiting import visit_of
 from monarch_async.errors import ActorError, SpawnError, UsageError
 from monarch_async.ids import ProcAddress
 
-__all__ = ["REFUSED", "Answer", "Owner", "Place", "ask", "ask_many", "base_service", "cancel", "tell"]
+__all__ = ["REFUSED", "Owner", "Place", "base_service"]
 
-SERVICE = 0
-_LIMIT = 1 << 40
 REFUSED = ", which was refused"
 """At the end of what is noted of an attempt to change something."""
 
 Owner = tuple[ProcAddress, int]
 """Who is told of a failure: a process and the actor in it, 0 for the client's program itself."""
-
-
-def ask(runtime: Runtime, address: ProcAddress, name: str, *args: Any, rank: int = 0) -> asyncio.Future[Any]:
-    """Call a service of a process; the future has its answer, or `ActorDied` if the process is gone."""
-    answer = Answer(runtime.loop)
-    ask_many(runtime, [address], name, args, answer, [rank], [next(runtime.requests)])
-    return answer.future
-
-
-def ask_many(
-    runtime: Runtime,
-    addresses: Sequence[ProcAddress],
-    name: str,
-    args: tuple[Any, ...],
-    waiter: Waiter,
-    ranks: Sequence[int],
-    requests: Sequence[int],
-) -> None:
-    """Call the same service of several processes with one pickle of the arguments; each gets its rank and request number."""
-    pickled: tuple[bytes, list[memoryview]] | None = None
-    for address, request, rank in zip(addresses, requests, ranks, strict=True):
-        if address.uid == runtime.me.uid:
-            runtime.local_lane(SERVICE, "runtime", 0, _LIMIT).send(name, request, rank, args, {}, None, waiter)
-            continue
-        pickled = pickled or dumps((args, {}))
-        peer = runtime.peer(address)
-        lane = peer.lanes.get(SERVICE) or peer.lane(SERVICE, str(address), address.rank, _LIMIT, _LIMIT)
-        lane.call(name, request, rank, *pickled, None, waiter)
-
-
-def cancel(runtime: Runtime, address: ProcAddress, request: int) -> None:
-    """The answer of a service is not wanted any more."""
-    if address.uid == runtime.me.uid:
-        runtime.cancel_request(request, runtime.local_lane(SERVICE, "runtime", 0, _LIMIT), "cancelled")
-    else:
-        runtime.cancel_request(request, runtime.peer(address).lane(SERVICE, str(address), address.rank, _LIMIT, _LIMIT), "cancelled")
-
-
-def tell(runtime: Runtime, address: ProcAddress, name: str, *args: Any) -> None:
-    """Cast to a service of a process."""
-    if address.uid == runtime.me.uid:
-        runtime.local_lane(SERVICE, "runtime", 0, _LIMIT).send(name, 0, 0, args, {}, None, None)
-    else:
-        body, buffers = dumps((args, {}))
-        runtime.peer(address).lane(SERVICE, str(address), address.rank, _LIMIT, _LIMIT).cast(name, 0, body, buffers, None)
 
 
 class Place(NamedTuple):

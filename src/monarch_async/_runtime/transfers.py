@@ -34,12 +34,12 @@ from typing import Any, NamedTuple, Protocol
 
 from monarch_async._channel.cma import MAX_PIECES, Piece, move
 from monarch_async._channel.memory import Memory, memory_of, view_of
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.buffers import Buffers
 from monarch_async._runtime.copying import INLINE_COPY, SLICE, Copier, run_all, slices
 from monarch_async._runtime.data import Copy, DataConnections, Lost
 from monarch_async._runtime.direct import Lease, Leases, Stale, Unusable
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask
 from monarch_async._runtime.ucx import Ucx
 from monarch_async.errors import ActorDied, ActorError, BufferGone, RDMAError
 from monarch_async.ids import ProcAddress

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 from monarch_async._channel.fabric import Fabric, finished
 from monarch_async._channel.memory import view_of
+from monarch_async._runtime.asking import ask
 from monarch_async._runtime.buffers import Buffers, Part, Registration
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.copying import SLICE
 from monarch_async._runtime.direct import Unusable
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import ask
 from monarch_async.errors import MonarchError, RDMAError
 from monarch_async.ids import ProcAddress
 

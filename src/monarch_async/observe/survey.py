@@ -14,8 +14,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from monarch_async._runtime.asking import Answer, ask_many, cancel
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import Answer, ask_many, cancel
 from monarch_async.errors import ActorDied, ActorError, MonarchError, ReadOnlyError, UsageError
 from monarch_async.health import Health, ProcState
 from monarch_async.ids import ProcAddress

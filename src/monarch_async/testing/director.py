@@ -17,9 +17,9 @@ import signal
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from monarch_async._runtime.asking import tell
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.runtime import Runtime
-from monarch_async._runtime.service import tell
 from monarch_async.errors import UsageError
 from monarch_async.ids import ProcAddress, new_uid
 from monarch_async.testing.inside import Installation, State, check_rank

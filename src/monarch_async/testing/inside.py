@@ -27,10 +27,10 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
+from monarch_async._runtime.asking import ask, tell
 from monarch_async._runtime.behavior import Behavior
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import SYNC, Handler, Message
-from monarch_async._runtime.service import ask, tell
 from monarch_async.ambient import current_runtime
 from monarch_async.errors import UsageError
 from monarch_async.testing.links import Links

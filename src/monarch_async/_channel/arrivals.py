@@ -17,7 +17,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from monarch_async._channel.devices import DeviceError
@@ -93,6 +93,7 @@ class Arrivals:
         self._looking = False  # at those, soon
         self._timer: asyncio.TimerHandle | None = None
         self._pause = SOON
+        self._held: dict[str, set[int]] = {}  # numbers of loans that are not over, by owner
         self._closed = False
 
     def __len__(self) -> int:
@@ -103,6 +104,7 @@ class Arrivals:
         """A loan has come: number, segment, and the rest of what `ParcelPool.describe` says."""
         arrival = Arrival(self, owner, loan)
         self._mappings.use(arrival.key)
+        self._held.setdefault(owner, set()).add(arrival.number)
         if arrival.key not in self._opened:
             with contextlib.suppress(DeviceError):  # whoever takes it tries again, and is told
                 self.find(arrival)
@@ -118,6 +120,10 @@ class Arrivals:
         except BaseException:
             self.drop(owner, arrival.segment, tell=False)
             raise
+
+    def held(self, owner: str) -> Iterable[int]:
+        """Numbers of the loans of an owner that are not over."""
+        return self._held.get(owner, ())
 
     def find(self, arrival: Arrival) -> tuple[int, int]:
         """The device and address of the segment of what has arrived. Raises `DeviceError`."""
@@ -150,6 +156,7 @@ class Arrivals:
 
     def owner_gone(self, owner: str) -> None:
         """Unmap all that was its, now or when no copy is under way from it."""
+        self._held.pop(owner, None)
         self._unmap(self._mappings.owner_gone(owner), tell=False)
 
     def close(self) -> None:
@@ -174,6 +181,7 @@ class Arrivals:
                 waiting.append(entry)
                 continue
             ended.setdefault(owner, []).append(number)
+            self._held.get(owner, set()).discard(number)
             if self._mappings.done((owner, segment)):
                 unmap.append((owner, segment))
         self._over.extend(waiting)

@@ -106,6 +106,16 @@ class DataSocket:
                 raise ConnectionResetError("the other side has closed the connection")
             got += more
 
+    @property
+    def over(self) -> bool:
+        """Whether the other side has closed it. Only while nothing is under way over it."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def shut(self) -> None:
         """Nothing passes any more; in any thread."""
         with contextlib.suppress(OSError):  # it has broken

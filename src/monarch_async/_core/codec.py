@@ -147,9 +147,10 @@ class _Writer:
             if len(self.chunks) > 1:
                 self._lift()
                 return b"".join(self.chunks), self.buffers
-            return bytes(self.chunks[0]), self.buffers
+            return self.chunks[0], self.buffers  # type: ignore[return-value]  # the pickler's own bytes: no value comes first
         finally:
-            self.lifter = None
+            if self.lifter is not None:
+                self.lifter = None
             self.pickler.clear_memo()
             self.chunks.clear()
             self.buffers = Buffers()
@@ -219,7 +220,7 @@ def dumps(obj: Any, by_name: bool = False) -> tuple[bytes, Buffers]:
         raise
     except Exception as error:
         raise _refusal(obj, error) from error
-    return _dump_by_value(obj, OUT_OF_BAND)
+    return _dump_by_value(obj, OUT_OF_BAND, by_name)
 
 
 def dumps_whole(obj: Any) -> bytes:
@@ -301,8 +302,9 @@ def _dump_reduced(obj: Any, local: bool = False) -> tuple[bytes, Buffers]:
     return body, buffers
 
 
-def _dump_by_value(obj: Any, limit: int) -> tuple[bytes, Buffers]:
+def _dump_by_value(obj: Any, limit: int, local: bool = False) -> tuple[bytes, Buffers]:
     writer = _Writer(_by_value_pickler(), limit)
+    writer.local = local
     outer, _thread.active = _thread.active, writer
     try:
         return writer.write(obj)

@@ -36,14 +36,22 @@ class Announcer:
             self._writing = None
             return
         self._writing = self._loop.create_future()
-        threading.Thread(target=self._work, args=(file, self._writing), name="job file", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, args=(file, self._writing), name="job file", daemon=True).start()
+        except RuntimeError as error:  # this process may have no more threads
+            self._loop.call_soon(self._written, self._writing, str(error))
 
     def _work(self, file: JobFile, written: asyncio.Future[None]) -> None:
-        text = ""
+        text = "see above"
         try:
             import_module(_WRITING).write_job_file(file)
+            text = ""
         except OSError as error:
             text = str(error)
+        finally:  # whatever it is: who closes waits for this
+            self._tell(written, text)
+
+    def _tell(self, written: asyncio.Future[None], text: str) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._written, written, text)
 

@@ -238,6 +238,7 @@ class Borrowing:
         for other in [other for other in peer.links if other is not link and other.session in sessions]:
             peer.ended(other, Evidence(f"{peer.address} has given up a session"))
         held = {number for (owner, _, _), number in self._leased.items() if owner == peer.address.uid}
+        held.update(-number for number in self.on_devices.arrivals.held(peer.address.uid))  # on devices: see `Tenant.loans`
         send_numbers(link, RETURNED, [number for number in numbers if number not in held])
 
     def _peer_gone(self, peer: Peer) -> None:

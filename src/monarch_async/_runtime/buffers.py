@@ -50,9 +50,10 @@ Part = tuple[int, int, int]
 class Users:
     """How many transfers use something, and the wait until none does."""
 
-    __slots__ = ("_count", "_idle", "revoked")
+    __slots__ = ("_count", "_idle", "revoked", "stops")
 
     def __init__(self) -> None:
+        self.stops: set[Callable[[], None]] = set()  # what ends transfers that can't look at `revoked`, as they wait for others
         self.revoked = False  # no transfer may go on
         self._count = 0
         self._idle: asyncio.Future[None] | None = None
@@ -69,6 +70,8 @@ class Users:
     async def revoke(self) -> None:
         """Have those who look at `revoked` stop, and wait until all have left."""
         self.revoked = True
+        for stop in list(self.stops):
+            stop()
         if self._count:
             self._idle = self._idle or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)

@@ -49,7 +49,8 @@ PARTS = 1024
 SPLIT = 16 << 20
 """More than so many bytes go over all connections that there are for an owner."""
 THREADS = 4
-CHANNELS = 2 if len(os.sched_getaffinity(0)) > 2 else 1
+_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+CHANNELS = 2 if _CPUS > 2 else 1
 """Connections for one owner: one thread alone can't seal and copy all that a network takes. Two on two cores leave none for the loops."""
 
 
@@ -281,6 +282,9 @@ class DataConnections:
         if self._closed:
             channel.shut()
             return
+        for key, other in list(self._accepted.items()):  # what was given up when nothing was under way here
+            if key[0] == address.uid and not other._busy and other.pipe.over:
+                self._accepted.pop(key).shut()
         self._accepted[address.uid, number] = channel
         try:
             pipe.greet()
@@ -315,12 +319,14 @@ class DataConnections:
 
         for user in users:
             user.enter()
+            user.stops.add(channel.shut)
         try:
             pipe = channel.pipe
             work = partial(pipe.receive, views, may) if write else partial(pipe.send, views, may, copied)
             await channel.run(self._serving, work)
         finally:
             for user in users:
+                user.stops.discard(channel.shut)
                 user.leave()
 
     def _peer_gone(self, peer: Peer) -> None:

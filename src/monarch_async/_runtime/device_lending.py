@@ -40,7 +40,7 @@ from monarch_async._core.framing import (
     DEVICE_ASK,
     DEVICE_DROP,
     DEVICE_DROPPED,
-    DEVICE_RETURNED,
+    LENT,
     PORT,
     REPLY,
     pack_message,
@@ -58,6 +58,8 @@ AGE = 5.0
 """Every so many seconds it is looked which device memory has not been used for as long."""
 AGAIN = 10.0
 """After so many seconds without an answer a process is asked again."""
+LATER = 0.1
+"""After so many seconds a process that used no device is asked again."""
 QUICKLY, SELDOM = 0.0005, 0.002
 """Whether copies have been made is looked at in every iteration of the loop for so many seconds, and then every so many."""
 _LENT = frozenset((CALL, REPLY, PORT))
@@ -91,6 +93,7 @@ class _Waiting(NamedTuple):
     message: list[Any]
     parcels: list[Parcel]
     lent: list[list[Any]]
+    told: list[Any]  # loans of host memory that go with it
 
 
 class DeviceLending:
@@ -112,7 +115,7 @@ class DeviceLending:
             pool.limit = runtime.options.cuda_ipc_bytes
             pool.refuse = self._mode == "always"
             pool.grown.append(self._grown)
-        runtime.kinds.update({DEVICE_ANSWER: self._answered, DEVICE_RETURNED: self._returned, DEVICE_DROPPED: self._dropped})
+        runtime.kinds.update({DEVICE_ANSWER: self._answered, DEVICE_DROPPED: self._dropped})
         runtime.on_peer_gone.append(self._peer_gone)
 
     def split(self, peer: Peer, link: Link, message: list[Any], buffers: Sequence[memoryview]) -> Split | None:
@@ -152,7 +155,7 @@ class DeviceLending:
         """They are not told after all."""
         _take_back(peer.address.uid, lent)
 
-    def hold(self, link: Link, message: list[Any], packed: bytes, split: Split, lent: list[list[Any]]) -> bytes | Held:
+    def hold(self, link: Link, message: list[Any], packed: bytes, split: Split, lent: list[list[Any]], told: list[Any]) -> bytes | Held:
         """The message that lends, as it is if the bytes are there already; else it is held until they are."""
         waiting = _Waiting(
             Held(packed),
@@ -161,6 +164,7 @@ class DeviceLending:
             message,
             [parcel for parcel in split.parcels if parcel is not None],
             lent,
+            told,
         )
         if self._is_ready(waiting):
             return waiting.held.packed
@@ -194,7 +198,8 @@ class DeviceLending:
             message = waiting.message
             message[BODY_FIELD[message[0]]] = undecodable(f"its bytes were on a device of the sender, which has failed: {error}")
             _take_back(waiting.uid, waiting.lent)
-            waiting.held.packed = pack_message(message)
+            # With the loans of host memory, which so come back.
+            waiting.held.packed = pack_message((LENT, message, waiting.told, [], False))
             waiting.held.ready = True
         return waiting.held.ready
 
@@ -243,7 +248,10 @@ class DeviceLending:
         peer = self._runtime.peer_of(link)
         uid = peer.address.uid
         device = pool.devices.find(uuid)
-        if device is None or self._asked.pop((uid, device), None) is None or verdict == NOT_YET:
+        if device is None or self._asked.pop((uid, device), None) is None:
+            return
+        if verdict == NOT_YET:
+            self._asked[uid, device] = self._runtime.loop.time() + LATER
             return
         if verdict == YES:
             pool.taker(uid, device)
@@ -263,7 +271,7 @@ class DeviceLending:
             self._warned = True
             self._runtime.log.warning("a tensor on a CUDA device goes by host memory, which is slower, and so may others after it: %s", why)
 
-    def _returned(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
+    def returned(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
         pool.returned(self._runtime.peer_of(link).address.uid, fields[1])
 
     def _dropped(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:

@@ -33,7 +33,7 @@ from monarch_async._channel.blocks import SegmentPool, physical_memory
 from monarch_async._channel.descriptors import Inbox, inbox_path
 from monarch_async._channel.parcels import settled
 from monarch_async._core.codec import Buffers
-from monarch_async._core.framing import BODY_FIELD, LENT, RETIRED, RETURNED, UNSEEN, bulk_layout, pack_message
+from monarch_async._core.framing import BODY_FIELD, DEVICE_RETURNED, LENT, RETIRED, RETURNED, UNSEEN, bulk_layout, pack_message
 from monarch_async._runtime.borrowing import Borrower, Borrowing, send_numbers
 from monarch_async._runtime.device_lending import DeviceLending, keep_parcels
 from monarch_async._runtime.link import INLINE, Link
@@ -65,7 +65,7 @@ class Lending:
         self._releasing: asyncio.TimerHandle | None = None  # set while some of it is given back
         self._warned = False
         self._closed = False
-        runtime.kinds.update({RETURNED: self._returned, UNSEEN: self._unseen})
+        runtime.kinds.update({RETURNED: self._returned, UNSEEN: self._unseen, DEVICE_RETURNED: self._returned_on_devices})
         runtime.on_peer_gone.append(self._peer_gone)
         runtime.on_session_over.append(self._session_over)
 
@@ -152,7 +152,8 @@ class Lending:
             message[BODY_FIELD[message[0]]] = b""
             return None
         tenant.loans.update({number: (block, link) for number, block in numbered.items()})
-        return packed if split is None or lent is None else self.on_devices.hold(link, message, packed, split, lent)
+        tenant.loans.update({-loan[0]: (None, link) for loan in lent or ()})
+        return packed if split is None or lent is None else self.on_devices.hold(link, message, packed, split, lent, told)
 
     def _placed(self, body: bytes, buffers: Sequence[memoryview]) -> list[tuple[Block, int, int]] | str:
         """Where the parts are, first the body if it is large: block, offset in it, size. Or why they can't be put anywhere."""
@@ -207,6 +208,16 @@ class Lending:
         if tenant is not None:
             for number in fields[1]:
                 tenant.loans.pop(number, None)
+        on_devices = [-number for number in fields[1] if number < 0]
+        if on_devices:
+            self.on_devices.returned(link, [DEVICE_RETURNED, on_devices], None)
+
+    def _returned_on_devices(self, link: Link, fields: list[Any], buffers: list[memoryview] | None) -> None:
+        tenant = self._tenants.get(self._runtime.peer_of(link).address.uid)
+        if tenant is not None:
+            for number in fields[1]:
+                tenant.loans.pop(-number, None)
+        self.on_devices.returned(link, fields, buffers)
 
     def share(self, size: int) -> Block | str:
         """Memory for `shared_empty`, or why there is none. In any thread."""

@@ -51,10 +51,11 @@ _pack = PRELUDE.pack
 class Held:
     """A message that may not leave before it is `ready`. Who makes it so has the link `go_on`."""
 
-    __slots__ = ("packed", "ready")
+    __slots__ = ("packed", "ready", "size")
 
     def __init__(self, packed: bytes) -> None:
         self.packed = packed
+        self.size = len(packed)  # as it is accounted for; what is sent may be another message in the end
         self.ready = False
 
 
@@ -284,6 +285,7 @@ class Outgoing:
             if isinstance(item, Held):
                 if not item.ready:
                     return
+                self._waiting += len(item.packed) - item.size
                 item = item.packed
             if isinstance(item, bytes):
                 queue.popleft()

@@ -40,8 +40,8 @@ async def _serve(config: ProcConfig, control: socket.socket) -> None:
         runtime.peer(address).gone(evidence)
 
     runtime = Runtime(config.me, config.key, config.options, {**table, "proc_exited": proc_exited})
+    Debugger(runtime)  # before observers, since it makes the handlers that they watch
     service.bind(runtime)
-    Debugger(runtime)
     runtime.agent, runtime.client = config.agent, config.client
     if config.network is not None:
         join_network(runtime, config.network)

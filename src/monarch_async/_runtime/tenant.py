@@ -28,7 +28,8 @@ class Tenant:
 
     def __init__(self) -> None:
         self.introduced: set[int] = set()  # numbers of segments
-        self.loans: dict[int, tuple[Block, Link]] = {}  # by the number of the loan; the link that it went over
+        # By the number of the loan, or less that of one on a device, which has no block here; and the link that it went over.
+        self.loans: dict[int, tuple[Block | None, Link]] = {}
         self.lost: list[str] = []  # sessions that are over
 
     def recall(self, links: Sequence[Link]) -> None:

@@ -63,7 +63,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def _line(fields: Mapping[str, Any]) -> str:
-    return json.dumps({name: fields.get(name) for name in FIELDS}, default=repr, ensure_ascii=False)
+    record = {name: fields.get(name) for name in FIELDS}
+    try:
+        return json.dumps(record, default=repr, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):  # what was added has keys that are no text, numbers that JSON does not know, or itself in it
+        record["extra"] = {name: repr(value) for name, value in (fields.get("extra") or {}).items()}
+        return json.dumps(record, default=repr, ensure_ascii=False)
 
 
 def _written(when: float) -> str:

@@ -40,6 +40,7 @@ class _Trace:
         self._number = number
         self.seen: deque[Seen] = deque(maxlen=KEPT)
         self.news = asyncio.Event()
+        self._over = False  # its functions may be left below layers, which then call through them
         self.asked = time.monotonic()
         wrap(cell, self, self._wrap)
         self._check()
@@ -53,6 +54,7 @@ class _Trace:
 
     def end(self) -> None:
         """Take the wrapping off."""
+        self._over = True
         unwrap(self._cell, self)
         _traces(self._runtime).pop(self._number, None)
 
@@ -61,6 +63,8 @@ class _Trace:
 
         @functools.wraps(function)
         async def run(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if self._over:
+                return await function(instance, *args, **kwargs)
             message, start, when = current_message.get(), time.perf_counter(), time.time()
             outcome = "ok"
             try:
@@ -73,6 +77,8 @@ class _Trace:
 
         @functools.wraps(function)
         def run_in_thread(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if self._over:
+                return function(instance, *args, **kwargs)
             message, start, when = current_message.get(), time.perf_counter(), time.time()
             outcome = "ok"
             try:

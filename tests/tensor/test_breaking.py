@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore, ReduceOp
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import ReduceOp
 
 from monarch_async.tensor import breaking
 from monarch_async.tensor.backend import GlooBackend

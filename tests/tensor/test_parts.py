@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import PrefixStore
 
-from monarch_async.tensor import CollectiveError
+from monarch_async.tensor import CollectiveError, sockets
 from monarch_async.tensor.ledger import KEPT, Ledger, callers_line
-from monarch_async.tensor.sockets import break_connections, listening_sockets
+from monarch_async.tensor.sockets import Connections, break_connections, listening_sockets
 from monarch_async.tensor.store import MemberStore
 
 
@@ -117,3 +117,20 @@ def test_connections_of_one_listener_are_broken() -> None:
         later = socket.create_connection(mine.getsockname())
         for end in (*pairs[0], *pairs[1], mine.accept()[0], later):
             end.close()
+
+
+def test_connections_are_of_whom_a_device_was_taken_for_last() -> None:
+    """Who had it before breaks nothing of who has it now, whichever of them is told of it first; once both have let go nothing is kept."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        earlier, later = Connections(("127.0.0.1", 1)), Connections(("127.0.0.1", 2))
+        later.may_lead_to(other.getsockname(), 7)
+        earlier.may_lead_to(other.getsockname(), 5)
+        with socket.create_connection(other.getsockname()) as client, other.accept()[0] as accepted:
+            earlier.break_off()
+            client.sendall(b"x")
+            assert b"x" == accepted.recv(1)
+            earlier.let_go()
+            later.break_off()
+            assert b"" == accepted.recv(1)
+        later.let_go()
+        assert other.getsockname() not in sockets._last_taken

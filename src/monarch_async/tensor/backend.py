@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -25,7 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from monarch_async.tensor.breaking import UnderWay, keep_for_ever
 from monarch_async.tensor.running import Running, Told
-from monarch_async.tensor.sockets import Endpoint, break_connections, listening_sockets
+from monarch_async.tensor.sockets import Connections, Endpoint, listening_sockets
 
 __all__ = ["Backend", "GlooBackend", "Running", "ScatteringBackend", "Together", "TorchBackend"]
 
@@ -246,14 +247,15 @@ class GlooBackend(TorchBackend):
         super().__init__(follow=self._under_way.follow)
         self._host = host
         self._device, self._mine = _devices.take(host)
-        self._others: set[Endpoint] = set()
+        self._taken = time.monotonic_ns()  # of this host's clock, which all have to whom this address may ever belong
+        self._connections = Connections(self._mine)
         self._threads: ThreadPoolExecutor | None = None
 
     def connect(self, store: Store, me: int, size: int, timeout: float) -> None:
-        store.set(f"device {me}", f"{self._mine[0]} {self._mine[1]}")
+        store.set(f"device {me}", f"{self._mine[0]} {self._mine[1]} {self._taken}")
         for index in set(range(size)) - {me}:
-            host, port = store.get(f"device {index}").decode().split()
-            self._others.add((host, int(port)))
+            host, port, taken = store.get(f"device {index}").decode().split()
+            self._connections.may_lead_to((host, int(port)), int(taken))
         prefixed = PrefixStore("gloo", store)
         self._torch = self._meet(prefixed, me, size, timeout)
         self._make_group(prefixed, me, size, "cpu", dist.ProcessGroup.BackendType.GLOO)
@@ -290,7 +292,7 @@ class GlooBackend(TorchBackend):
         return self._threads
 
     def abort(self) -> None:
-        break_connections(self._mine, self._others)
+        self._connections.break_off()
         self._under_way.broken()
 
     def close(self) -> None:
@@ -302,6 +304,7 @@ class GlooBackend(TorchBackend):
         self._torch = None
         with contextlib.suppress(AttributeError):  # it was never connected
             del self.process_group
+        self._connections.let_go()
         if not hung:
             _devices.give_back(self._host, (self._device, self._mine))
 

@@ -4,19 +4,57 @@ Gloo has no call that ends an operation under way: its works wait until a connec
 listening socket of its own; the connections of its pairs either have that as their own end, or a device of another member as the far
 one. So they can be told from all other sockets of the process by their addresses.
 
-Rule: the listening socket itself is never touched, since gloo ends the process if it breaks.
+A device is used again, by the next epoch or by another group, as soon as its own member has let go of it, whatever the others have done by
+then. So what leads to a device of another member belongs to whom that one has taken it for last: members tell each other when that was.
+
+Rules:
+
+* The listening socket itself is never touched, since gloo ends the process if it breaks.
+* Who breaks connections off late, because its epoch has only now come to its end here, breaks none of a later one.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Collection, Iterator
 
-__all__ = ["Endpoint", "break_connections", "listening_sockets"]
+__all__ = ["Connections", "Endpoint", "break_connections", "listening_sockets"]
 
 Endpoint = tuple[str, int]
 """Address and port."""
+
+
+class Connections:
+    """Those of the device that listens at `mine` while one backend has it. Its methods may be called from any thread."""
+
+    def __init__(self, mine: Endpoint) -> None:
+        self._mine = mine
+        self._others: dict[Endpoint, int] = {}
+
+    def may_lead_to(self, other: Endpoint, taken: int) -> None:
+        """There will be some to a device of another member; `taken` is the time there when it was taken for this."""
+        with _lock:
+            self._others[other] = taken
+            _last_taken[other] = max(taken, _last_taken.get(other, taken))
+
+    def break_off(self) -> None:
+        """Break all there are."""
+        with _lock:
+            break_connections(self._mine, [other for other, taken in self._others.items() if taken >= _last_taken.get(other, taken)])
+
+    def let_go(self) -> None:
+        """There will be no more."""
+        with _lock:
+            for other, taken in self._others.items():
+                if _last_taken.get(other) == taken:
+                    del _last_taken[other]
+
+
+_lock = threading.Lock()
+_last_taken: dict[Endpoint, int] = {}
+"""When a device of another member was taken for what it leads to from here, by its member's clock."""
 
 
 def listening_sockets() -> set[Endpoint]:

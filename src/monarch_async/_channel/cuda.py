@@ -77,6 +77,7 @@ class Cuda:
             stream = torch.cuda.current_stream()
             fence.wait(stream)  # what was there before may still be on its way into the memory
             driver().copy(device, address, storage.data_ptr() + start, size, stream.cuda_stream)
+            bytes_of(storage, start, size).record_stream(stream)  # it may be another stream's, and let go of before the copy is made
             fence.record(stream)
 
     def fetch(self, device: int, address: int, size: int, place: str) -> tuple[Any, Callable[[], bool]]:

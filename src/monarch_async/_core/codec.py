@@ -118,7 +118,6 @@ class _Writer:
         self.buffers = Buffers()
         self.chunks: list[bytes | bytearray] = []
         self.lifter: Lifter | None = None
-        self.limit = limit
         self.scope: Scope | None = None
         output = types.SimpleNamespace(write=self.chunks.append)
         self.pickler = pickler(output, 5, buffer_callback=self._keep)

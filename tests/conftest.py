@@ -36,7 +36,19 @@ if importlib.util.find_spec("uvloop") is not None:
 
 # Folders and files of tests whose subject is in other processes.
 ELSEWHERE = {"tensor", "observe", "console", "test_lending_tensors", "test_shared", "test_rdma", "test_rdma_ends", "test_rdma_errors"}
-ELSEWHERE |= {"hosts", "cuda", "test_device_lending"}
+ELSEWHERE |= {
+    "hosts",
+    "cuda",
+    "testing",
+    "test_device_lending",
+    "test_lending",
+    "test_lending_ends",
+    "test_health",
+    "test_watch",
+    "test_delivery",
+}
+ELSEWHERE |= {"test_restarts", "test_restarts_ends", "test_restarts_escalation", "test_restarts_groups", "test_restarts_state"}
+ELSEWHERE |= {"test_tree", "test_tree_ends", "test_programs"}
 
 # What a driver opens once for a process, and never closes.
 KEPT_BY_DRIVERS = (r"/dev/nvidia",)

@@ -126,7 +126,7 @@ def on_two_hosts(body: Body) -> Callable[..., None]:
     """A test that runs ``body(net)`` as a program on the client's host."""
 
     @pytest.mark.netns
-    @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+    @pytest.mark.parametrize("loop", ["uvloop", pytest.param("asyncio", marks=pytest.mark.slow)])
     def test(loop: str, tmp_path: Path) -> None:
         prefix = f"ma{os.getpid()}"[-8:]
         with namespaces(prefix):

@@ -48,7 +48,7 @@ ELSEWHERE |= {
     "test_delivery",
 }
 ELSEWHERE |= {"test_restarts", "test_restarts_ends", "test_restarts_escalation", "test_restarts_groups", "test_restarts_state"}
-ELSEWHERE |= {"test_tree", "test_tree_ends", "test_programs"}
+ELSEWHERE |= {"test_tree", "test_tree_ends", "test_programs", "test_health", "test_watch"}
 
 # What a driver opens once for a process, and never closes.
 KEPT_BY_DRIVERS = (r"/dev/nvidia",)

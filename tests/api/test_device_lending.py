@@ -15,16 +15,18 @@ from typing import Any
 
 import pytest
 
-from monarch_async import ActorDied, Channel, DecodeError, MeshFailure, configure, shutdown
+from monarch_async import ActorDied, Channel, DecodeError, MeshFailure, configure, shutdown, this_proc
 from monarch_async._channel.parcels import pool
+from monarch_async._core.events import Evidence
 from monarch_async._runtime import device_lending
 from monarch_async._runtime.device_lending import DeviceLending
+from monarch_async.ambient import current_runtime
 from monarch_async.errors import ChannelError
 from monarch_async.options import Options
 from monarch_async.testing.plugin import MonarchProcs
 from tests.api.device_actors import FakeDevices, Keeper, OnDevice, install, statistics_here, uninstall
 from tests.api.device_actors import devices as here
-from tests.api.lending_actors import lending_here
+from tests.api.lending_actors import lending_here, loans_here
 from tests.api.waiting import until
 
 MIB = 1 << 20
@@ -207,6 +209,40 @@ async def test_a_device_that_fails(monarch_procs: MonarchProcs, devices: FakeDev
         await keeper.echo.call_one(value(1))
     assert "small" == await keeper.echo.call_one("small")
     await all_back()
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["while it is held", "at once"])
+async def test_what_goes_with_what_a_device_loses(monarch_procs: MonarchProcs, devices: FakeDevices, held: bool) -> None:
+    """Host memory that was lent by the same message comes back, and the link does not count what it did not send."""
+    keeper = monarch_procs(1).spawn("keeper", Keeper)
+    await until_lent(keeper)
+    devices.filling, devices.fails = held, not held
+    call = keeper.echo.call_one([value(1), bytearray(MIB)])
+    devices.fails = True
+    with pytest.raises(DecodeError):
+        await call
+    del call
+    await all_back()
+    await until(lambda: not loans_here())
+    await until(lambda: not any(link._waiting for link in current_runtime().links))
+
+
+async def test_a_session_that_is_lost_while_both_live(monarch_procs: MonarchProcs) -> None:
+    """With messages under way: what they lent comes back over the next one."""
+    keeper = monarch_procs(1).spawn("keeper", Keeper)
+    await until_lent(keeper)
+    await all_back()
+    calls = [keeper.echo.call_one(value(1)) for _ in range(2)]
+    (uid,) = pool._takers[0]
+    peer = current_runtime().peers[uid]
+    for link in list(peer.links):
+        peer.ended(link, Evidence("cut"))
+    await asyncio.gather(*calls, return_exceptions=True)
+    del calls
+    assert 2 == statistics_here()["loans"]
+    await keeper.first.options(retry=5).call_one()
+    await all_back()
+    await until(lambda: not loans_here())
 
 
 async def test_a_process_without_devices_is_asked_again(monarch_procs: MonarchProcs, caplog: pytest.LogCaptureFixture) -> None:
@@ -410,6 +446,13 @@ async def test_within_a_process_it_is_a_copy_there(monarch_procs: MonarchProcs) 
     await other.first.call_one()
     assert "here" == await one.send_on.call_one(other, value(1))
     assert {"bytes": 0, "blocks": 0, "loans": 0, "mapped": 1, "staged": 0} == await one.statistics.call_one()
+
+
+async def test_beside_a_function_within_a_process(monarch_procs: MonarchProcs) -> None:
+    """What has to be pickled by value does not make it a loan, though others could have one."""
+    await until_lent(monarch_procs(1).spawn("keeper", Keeper))
+    echoed, _ = await this_proc().spawn("here", Keeper).echo.call_one([value(1), lambda: 1])
+    assert (value(1), "here") == (echoed, echoed.way)
 
 
 async def test_what_can_not_be_opened_after_all_fails_alone(monarch_procs: MonarchProcs) -> None:

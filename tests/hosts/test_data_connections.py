@@ -76,6 +76,11 @@ class Far(Owner):
             await asyncio.sleep(0)
 
     @endpoint
+    async def write_on(self, buffer: RDMABuffer, size: int) -> None:
+        """Into another's buffer, until that is stopped."""
+        await (await endless(buffer, bytearray(size), write=True))
+
+    @endpoint
     async def write(self, buffer: RDMABuffer, size: int) -> None:
         """Into another's buffer."""
         await buffer.write_from(pattern(size)[::-1])
@@ -222,6 +227,21 @@ async def test_dropped_in_the_middle(far: Any, write: bool) -> None:
     assert target.count(b"y") == SIZE
 
 
+async def test_dropped_while_its_accessor_is_frozen(far: Any) -> None:
+    """In the middle of writing to it: the drop does not wait for more, and the accessor hears of it when it goes on."""
+    pid, mine = await far.pid.call_one(), RDMABuffer(bytearray(SIZE))
+    writing = far.write_on.call_one(mine, SIZE)
+    await until(lambda: any(channel._busy for channel in connections()._accepted.values()))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(2):
+            await mine.drop()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    with pytest.raises(BufferGone, match="dropped"):
+        await writing
+
+
 async def test_cancelled(far: Any, channels: int) -> None:
     """When that is told nothing more is written, no thread is at work, and the next copy goes well."""
     buffer, target = await far.make.call_one(pattern(SIZE)), bytearray(SIZE)
@@ -235,6 +255,16 @@ async def test_cancelled(far: Any, channels: int) -> None:
     assert not any(channel._busy for channel in made())
     await buffer.read_into(target)
     assert pattern(SIZE) == target
+
+
+async def test_given_up_while_the_owner_is_idle(far: Any) -> None:
+    """As a read is that is cancelled when all has been sent: the owner keeps no connection that is over once there is another."""
+    buffer, target = await far.make_zeros.call_one(3 << 20), bytearray(3 << 20)
+    for _ in range(3):
+        for channel in made():
+            channel.shut()
+        await buffer.read_into(target)
+        assert len(made()) == await far.served.call_one()
 
 
 async def test_who_waits_behind_one_that_is_cancelled(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,13 @@ def test_odd_records_are_lines_too() -> None:
     assert os.getpid() == fields["pid"]
 
 
+@pytest.mark.parametrize("odd", [{(0, 1): 2}, float("nan")], ids=["keys", "numbers"])
+def test_what_json_refuses_is_its_repr(odd: object) -> None:
+    """Keys that are no text, and numbers that JSON does not know."""
+    line = JsonFormatter().format(log.makeRecord("a", logging.INFO, "f.py", 1, "step", (), None, extra={"odd": odd}))
+    assert {"odd": repr(odd)} == json.loads(line)["extra"]
+
+
 async def test_the_environment_switches_it_on(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a change to the program."""
     monkeypatch.setenv("MONARCH_ASYNC_LOG_JSON", "1")

@@ -13,6 +13,7 @@ from monarch_async._runtime.cell import Cell
 from monarch_async.ambient import current_runtime
 from monarch_async.observe.inside import layers as module
 from monarch_async.observe.inside.layers import Function, layers_of
+from monarch_async.observe.inside.tracing import _Trace
 from monarch_async.observe.job import Job
 from tests.observe.working import Worker
 
@@ -104,6 +105,22 @@ async def test_what_others_put_around_is_left_there(monkeypatch: pytest.MonkeyPa
     async with asyncio.timeout(10):
         while before is not cell.handlers:
             await asyncio.sleep(0.02)
+
+
+async def test_a_trace_that_ends_under_a_layer_notes_no_more() -> None:
+    """Of neither kind of endpoint, though its functions are still called."""
+    worker: Any = this_proc().spawn("worker", Worker)
+    await worker
+    layer, layers = Seen("all", []), layers_of(current_runtime())
+    trace = _Trace(current_runtime(), cell_of("worker"), 0)
+    layers.add(layer)
+    for over in (False, True):
+        if over:
+            trace.end()
+        await worker.step.call_one()
+        await worker.block.call_one(0)
+        assert ["step", "block"] == [seen[2] for seen in trace.seen]
+    layers.remove(layer)
 
 
 async def test_an_actor_that_is_never_idle_is_watched_all_the_same() -> None:

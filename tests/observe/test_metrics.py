@@ -163,9 +163,11 @@ async def test_the_token_is_wanted(tmp_path: Path) -> None:
             pass
 
 
-async def test_the_environment_switches_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the start, also in processes of which nobody has asked yet."""
+@pytest.mark.parametrize("debug", ["0", "1"])
+async def test_the_environment_switches_it_on(monkeypatch: pytest.MonkeyPatch, debug: str) -> None:
+    """From the start, also in processes of which nobody has asked yet, and where handlers can be stopped."""
     monkeypatch.setenv("MONARCH_ASYNC_METRICS", "0")
+    monkeypatch.setenv("MONARCH_ASYNC_DEBUG", debug)
     procs = this_host().spawn_procs(name="procs")
     worker: Any = procs.spawn("workers", Worker)
     await worker.step.call_one()

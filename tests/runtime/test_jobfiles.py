@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from monarch_async._runtime import jobfiles
 from monarch_async._runtime.announcing import Announcer
 from monarch_async._runtime.jobfile import JobFile, jobs_folder, state_folder
 from monarch_async._runtime.jobfiles import LARGEST, job_files, read_job_file, write_job_file
@@ -162,3 +163,21 @@ async def test_a_file_that_can_not_be_written(folder: Path, caplog: pytest.LogCa
     announcer.announce(FILE)
     await announcer.close()
     assert "nobody can look into this job" in caplog.text
+
+
+@pytest.mark.parametrize(("where", "what"), [(jobfiles, "write_job_file"), (threading.Thread, "start")], ids=["writing", "thread"])
+async def test_a_thread_that_fails(monkeypatch: pytest.MonkeyPatch, where: Any, what: str) -> None:
+    """Or that can't be started: who closes does not wait for it for ever."""
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(threading, "excepthook", lambda told: None)
+    monkeypatch.setattr(where, what, fail)
+    announcer = Announcer(asyncio.get_running_loop(), logging.getLogger("test"))
+    async with asyncio.timeout(2):
+        announcer.announce(FILE)
+        await announcer.close()
+    for thread in threading.enumerate():
+        if thread.name == "job file":  # it tells before it ends
+            thread.join()

@@ -40,6 +40,7 @@ from monarch_async._core.framing import (
     DEVICE_ASK,
     DEVICE_DROP,
     DEVICE_DROPPED,
+    DEVICE_RETURNED,
     LENT,
     PORT,
     REPLY,
@@ -197,7 +198,8 @@ class DeviceLending:
         except DeviceError as error:
             message = waiting.message
             message[BODY_FIELD[message[0]]] = undecodable(f"its bytes were on a device of the sender, which has failed: {error}")
-            _take_back(waiting.uid, waiting.lent)
+            given_back = [DEVICE_RETURNED, [loan[0] for loan in waiting.lent]]
+            self._runtime.kinds[DEVICE_RETURNED](waiting.link, given_back, None)  # as if by the process, which never hears of them
             # With the loans of host memory, which so come back.
             waiting.held.packed = pack_message((LENT, message, waiting.told, [], False))
             waiting.held.ready = True

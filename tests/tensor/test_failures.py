@@ -84,6 +84,8 @@ async def test_case_14_a_member_that_dies(spawn: Spawn, failures: list[MeshFailu
     with pytest.raises(PeerLost, match=r"members\[2\] is gone") as late:
         await two.run.call(total)
     assert 2 == late.value.rank
+    with pytest.raises(PeerLost, match=r"members\[2\] is gone"):  # it will not come back, so the three are never ready
+        await two.run.call(epoch)
     assert failures
 
 

@@ -173,6 +173,16 @@ class Forming:
             self._over(error)
         else:
             self._drop(told=self._fail_waiting(error))
+        assert error.rank is not None
+        if self.circle.is_gone(error.rank):
+            self._fail_waiters(error)
+
+    def _fail_waiters(self, error: BaseException) -> None:
+        """The group will not be formed."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._waiters.clear()
 
     # Proposals.
 

@@ -138,9 +138,7 @@ class Group(Forming):
         self.closed = error
         if self._nudging is not None:
             self._nudging.cancel()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
+        self._fail_waiters(error)
 
     # Operations.
 
@@ -148,6 +146,11 @@ class Group(Forming):
     def owes(self) -> bool:
         """Whether the next operation is refused, since an epoch has ended and nobody here was told."""
         return self._owed is not None
+
+    @property
+    def _gone(self) -> PeerLost | None:
+        """The loss of a member that will not come back."""
+        return next((self.circle.lost[rank] for rank in self.ranks if self.circle.is_gone(rank)), None)
 
     def abandon(self, error: BaseException) -> None:
         """This member will not call what the others may have called already: they are told, and who has called it here."""
@@ -173,7 +176,7 @@ class Group(Forming):
         if epoch is not None and epoch.stage is Stage.READY:
             self._begin(epoch, operation)
         else:
-            gone = next((self.circle.lost[rank] for rank in self.ranks if self.circle.is_gone(rank)), None)
+            gone = self._gone
             if gone is not None:
                 self._settle_failed(operation, gone)
             else:
@@ -236,10 +239,14 @@ class Group(Forming):
             self._fail(operation, error)
 
     async def wait_ready(self) -> int:
-        """Wait until the group is formed; what had ended the epoch before counts as told. Returns the epoch's number."""
+        """Wait until the group is formed; what had ended the epoch before counts as told. Returns the epoch's number.
+
+        Raises `PeerLost` when a member will not come back.
+        """
         self._owed = None
-        if self.closed is not None:
-            raise self.closed
+        error = self.closed or self._gone
+        if error is not None:
+            raise error
         if self.ready:
             return self.number
         waiter: asyncio.Future[int] = self.loop.create_future()

@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from monarch_async import Restart, UsageError, this_host
+from monarch_async import Restart, UsageError, configure, this_host
 from monarch_async._runtime.observing import from_environment
 from monarch_async.ambient import current_runtime
 from monarch_async.observe.metrics.serving import serve_metrics, token_file
@@ -163,11 +164,18 @@ async def test_the_token_is_wanted(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("debug", ["0", "1"])
-async def test_the_environment_switches_it_on(monkeypatch: pytest.MonkeyPatch, debug: str) -> None:
+@pytest.fixture
+def debug(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For runtimes that are started from now on."""
+    configure(debug=request.param)
+    yield
+    configure(debug=False)
+
+
+@pytest.mark.parametrize("debug", [False, True], indirect=True)
+async def test_the_environment_switches_it_on(debug: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the start, also in processes of which nobody has asked yet, and where handlers can be stopped."""
     monkeypatch.setenv("MONARCH_ASYNC_METRICS", "0")
-    monkeypatch.setenv("MONARCH_ASYNC_DEBUG", debug)
     procs = this_host().spawn_procs(name="procs")
     worker: Any = procs.spawn("workers", Worker)
     await worker.step.call_one()

@@ -237,9 +237,9 @@ async def test_a_session_that_is_lost_while_both_live(monarch_procs: MonarchProc
     peer = current_runtime().peers[uid]
     for link in list(peer.links):
         peer.ended(link, Evidence("cut"))
+    assert 2 == statistics_here()["loans"]
     await asyncio.gather(*calls, return_exceptions=True)
     del calls
-    assert 2 == statistics_here()["loans"]
     await keeper.first.options(retry=5).call_one()
     await all_back()
     await until(lambda: not loans_here())

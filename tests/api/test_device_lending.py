@@ -99,6 +99,7 @@ async def test_what_is_changed_later_does_not_show(monarch_procs: MonarchProcs) 
     other = procs.slice(procs=1).spawn("other", Keeper)
     keepers = (one, beside, other)
     await until_lent(one)
+    await other.first.call_one()  # now it uses devices, so that it does not have to be asked again
     await other.echo.call_one(value(0))
     await until(lambda: 2 == len(pool._takers[0]))
     sent = value(1)

@@ -99,6 +99,7 @@ async def test_what_is_changed_later_does_not_show(monarch_procs: MonarchProcs) 
     other = procs.slice(procs=1).spawn("other", Keeper)
     keepers = (one, beside, other)
     await until_lent(one)
+    await other.first.call_one()  # now it uses devices, so that it does not have to be asked again
     await other.echo.call_one(value(0))
     await until(lambda: 2 == len(pool._takers[0]))
     sent = value(1)
@@ -237,9 +238,9 @@ async def test_a_session_that_is_lost_while_both_live(monarch_procs: MonarchProc
     peer = current_runtime().peers[uid]
     for link in list(peer.links):
         peer.ended(link, Evidence("cut"))
+    assert 2 == statistics_here()["loans"]
     await asyncio.gather(*calls, return_exceptions=True)
     del calls
-    assert 2 == statistics_here()["loans"]
     await keeper.first.options(retry=5).call_one()
     await all_back()
     await until(lambda: not loans_here())

@@ -83,7 +83,7 @@ async def test_every_way_is_measured_once() -> None:
     seconds = {endpoint: tally[-1] for (_, endpoint), tally in tallies.found.items()}
     assert 0.06 < seconds["waits"] < 5
     assert 0.02 <= seconds["in_thread"] < 5
-    assert 0.09 <= seconds["overlaps"] < 15
+    assert 0.08 <= seconds["overlaps"] < 15  # timers may be early by the clock's resolution
     assert 0 < seconds["at_once"] < 1
 
 

@@ -82,3 +82,11 @@ async def complaints(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixt
             line for line in stream.splitlines() if "ERROR monarch_async:" in line or "never retrieved" in line or "Traceback" in line
         ]
     assert [] == [line for line in logged if not any(text in line for text in expected)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if parameters.get("memory") == "shared" and parameters.get("backend") != "segment":
+            item.add_marker(pytest.mark.slow)

@@ -64,7 +64,7 @@ class Endless:
 
 @pytest.fixture(params=["ordinary", "shared"])
 def memory(request: pytest.FixtureRequest) -> str:
-    """What kind of memory the owner's is."""
+    """What kind of memory the owner's is; in quick runs `conftest` leaves out shared memory where it is copied as any other."""
     kind: str = request.param
     return kind
 

@@ -47,7 +47,7 @@ class Trainer(Actor):
         return 1 / (batch + current_rank().rank)
 
 
-def make_server() -> asyncio.Future[asyncio.Server]:
+async def make_server() -> asyncio.Server:
     """One that leaves its first client without an answer."""
     numbers, clients = itertools.count(1), itertools.count()
 
@@ -59,7 +59,7 @@ def make_server() -> asyncio.Future[asyncio.Server]:
                 writer.write(b"%d\n" % next(numbers))
         writer.close()
 
-    return asyncio.ensure_future(asyncio.start_server(serve, "127.0.0.1"))
+    return await asyncio.start_server(serve, "127.0.0.1")
 
 
 async def main() -> None:

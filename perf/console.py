@@ -40,12 +40,6 @@ TURN = 1.0
 JOB = f"perf-{os.getpid()}"
 
 
-class Plain(Actor):
-    @endpoint
-    async def ping(self) -> None:
-        pass
-
-
 class Stuck(Actor):
     """In each way."""
 
@@ -87,7 +81,7 @@ class Row(NamedTuple):
 
 async def listing(rounds: int) -> Row:
     procs = this_host().spawn_procs({"gpus": PROCS}, name="procs")
-    meshes = [procs.spawn(f"mesh{number}", Plain) for number in range(ACTORS // PROCS)]
+    meshes = [procs.spawn(f"mesh{number}", Actor) for number in range(ACTORS // PROCS)]
     for mesh in meshes:
         await mesh
     times = []

@@ -35,20 +35,33 @@ if importlib.util.find_spec("uvloop") is not None:
     LOOPS["uvloop"] = uvloop.new_event_loop
 
 # Folders and files of tests whose subject is in other processes.
-ELSEWHERE = {"tensor", "observe", "console", "test_lending_tensors", "test_shared", "test_rdma", "test_rdma_ends", "test_rdma_errors"}
-ELSEWHERE |= {
+ELSEWHERE = {
+    "tensor",
+    "observe",
+    "console",
     "hosts",
     "cuda",
     "testing",
+    "test_delivery",
     "test_device_lending",
+    "test_health",
     "test_lending",
     "test_lending_ends",
-    "test_health",
+    "test_lending_tensors",
+    "test_programs",
+    "test_rdma",
+    "test_rdma_ends",
+    "test_rdma_errors",
+    "test_restarts",
+    "test_restarts_ends",
+    "test_restarts_escalation",
+    "test_restarts_groups",
+    "test_restarts_state",
+    "test_shared",
+    "test_tree",
+    "test_tree_ends",
     "test_watch",
-    "test_delivery",
 }
-ELSEWHERE |= {"test_restarts", "test_restarts_ends", "test_restarts_escalation", "test_restarts_groups", "test_restarts_state"}
-ELSEWHERE |= {"test_tree", "test_tree_ends", "test_programs", "test_health", "test_watch"}
 
 # What a driver opens once for a process, and never closes.
 KEPT_BY_DRIVERS = (r"/dev/nvidia",)

@@ -38,7 +38,7 @@ LAST_WORDS = 0.05
 client_services: dict[str, Callable[..., Any]] = {}
 """What modules above this one add to the services of a client's runtime."""
 
-_options = Options(debug=os.environ.get("MONARCH_ASYNC_DEBUG", "0") not in ("", "0"))
+_options = Options()
 _clients_lock = threading.Lock()
 _clients: dict[asyncio.AbstractEventLoop, Client] = {}
 # Another lock than that of `_clients`: whoever holds it waits for the new loop's thread, which enters its client there.

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from monarch_async.console.arguments import add_commands
+from monarch_async.console.arguments import add_commands, seconds
 from monarch_async.errors import MonarchError, ReadOnlyError, UsageError
 
 __all__ = ["main"]
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = import_module(args.module).run(args)
         return status
-    except MonarchError as error:
+    except (MonarchError, OSError) as error:  # such as of a file that can't be written
         print(f"monarch-async {args.command}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) and not isinstance(error, ReadOnlyError) else 1
 
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     attach.add_argument("job", metavar="JOB", nargs="?", default="", help="its name, id, pid or file; not needed where only one runs")
     attach.add_argument("--write", action="store_true", help="be allowed to call its actors and to change it; what is done is logged there")
-    attach.add_argument("--patience", type=float, default=1.0, metavar="S", help="seconds in which each process is to answer (1)")
+    attach.add_argument("--patience", type=seconds, default=1.0, metavar="S", help="seconds in which each process is to answer (1)")
     for prompt in (repl, attach):
         prompt.add_argument("--plain", action="store_true", help="do without prompt_toolkit, also where it is installed")
         prompt.set_defaults(module=_PROMPTS)

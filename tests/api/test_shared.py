@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from monarch_async import configure, shared_buffer, shared_empty, this_proc
-from monarch_async._channel.address import address_of
 from monarch_async._channel.segment import SUPPORTED
+from monarch_async._core.address import address_of
 from monarch_async.options import Options
 from monarch_async.testing.plugin import MonarchProcs
 from tests.api.lending_actors import Holder, lending_here, loans_here

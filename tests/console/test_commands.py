@@ -154,6 +154,7 @@ async def test_tables_tell_the_states(zoo: Zoo) -> None:
         (["restart", "animals[0]", "--write"], 2, "has no restart policy"),
         (["calls", "--older", "soon"], 2, "invalid number of seconds value: 'soon'"),
         (["stack"], 2, "required: PROCESS"),
+        (["bundle", "/nowhere/x.tar.gz"], 1, "No such file or directory"),
     ],
 )
 async def test_what_fails_says_so(zoo: Zoo, words: list[str], status: int, text: str) -> None:

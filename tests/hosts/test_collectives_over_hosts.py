@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from monarch_async import MeshFailure, Restart, attach_to_workers, shutdown
-from monarch_async.tensor import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerLost
+from monarch_async.tensor import CollectiveMismatch, CollectiveTimeout, PeerLost
 from tests.hosts.workers import make_key, worker
 from tests.tensor import work
-from tests.tensor.members import Member, one_thread
+from tests.tensor.members import Member, cancels, one_thread
 
 PRELOAD = ["torch", "torch.distributed", "tests.tensor.members", "tests.tensor.work"]
 LARGE = 3_000_000
@@ -105,19 +105,6 @@ async def late(member: Member) -> Any:
     return None
 
 
-async def cancels(member: Member) -> Any:
-    future = member.comm.all_reduce(torch.ones(LARGE))
-    if member.rank == 2:
-        future.cancel()
-    try:
-        await future
-    except asyncio.CancelledError:
-        return "cancelled"
-    except CollectiveError as error:
-        return str(error)
-    return None
-
-
 def last(member: Member) -> tuple[str, str]:
     entry = member.comm.ledger()[-1]
     return entry.operation, entry.state
@@ -148,7 +135,7 @@ async def test_what_goes_wrong_between_hosts(tmp_path: Path, monkeypatch: pytest
             assert (1,) == error.missing
         await members.run.call(ready)
         assert [10.0] * 4 == list((await members.run.call(total)).values())
-        texts = list((await members.run.call(cancels)).values())
+        texts = list((await members.run.call(cancels, 2, LARGE)).values())
         assert "cancelled" == texts[2]
         assert ["rank 2 of members has cancelled"] * 3 == [text[:31] for rank, text in enumerate(texts) if rank != 2]
         await members.run.call(ready)

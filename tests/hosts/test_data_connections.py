@@ -121,7 +121,7 @@ async def endless(buffer: RDMABuffer, target: bytearray, write: bool = False) ->
         else:
             action.read_into(buffer, target)
     copying = action.submit()
-    await until(lambda: copying.done() or any(channel._busy for channel in made()))
+    await until(lambda: copying.done() or any(channel.busy for channel in made()))
     return copying
 
 
@@ -205,7 +205,7 @@ async def test_a_lost_connection_fails_nothing(far: Any, write: bool) -> None:
         else:
             action.read_into(buffer, target)
     copying = action.submit()
-    await until(lambda: any(channel._busy for channel in made()))
+    await until(lambda: any(channel.busy for channel in made()))
     await far.break_connections.call_one()
     await copying
     assert pattern(SIZE) == target == await far.content.call_one(buffer)
@@ -231,7 +231,7 @@ async def test_dropped_while_its_accessor_is_frozen(far: Any) -> None:
     """In the middle of writing to it: the drop does not wait for more, and the accessor hears of it when it goes on."""
     pid, mine = await far.pid.call_one(), RDMABuffer(bytearray(SIZE))
     writing = far.write_on.call_one(mine, SIZE)
-    await until(lambda: any(channel._busy for channel in connections()._accepted.values()))
+    await until(lambda: any(channel.busy for channel in connections()._accepted.values()))
     os.kill(pid, signal.SIGSTOP)
     try:
         async with asyncio.timeout(2):
@@ -252,7 +252,7 @@ async def test_cancelled(far: Any, channels: int) -> None:
     target[:] = b"y" * SIZE
     await far.rank.call_one()
     assert target.count(b"y") == SIZE
-    assert not any(channel._busy for channel in made())
+    assert not any(channel.busy for channel in made())
     await buffer.read_into(target)
     assert pattern(SIZE) == target
 

@@ -30,7 +30,7 @@ async def test_the_wire_is_cut(net: Net) -> None:
             else:
                 action.read_into(buffer, target)
         copying = action.submit()
-        await until(lambda: any((made := _made(dialing)) is None or made._busy for dialing in connections._dialed.values()))
+        await until(lambda: any((made := _made(dialing)) is None or made.busy for dialing in connections._dialed.values()))
         net.drop()
         await asyncio.sleep(6 * HEARTBEAT)  # that is how long the wire is cut
         assert not copying.done()

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from monarch_async import ProcState, UsageError
+from monarch_async.observe.doctor import PY_SPY, find_py_spy
 from monarch_async.observe.inside import spying
 from monarch_async.observe.job import Job
 from tests.api.waiting import until
@@ -66,7 +67,7 @@ async def test_a_process_that_is_thawed_while_its_stack_is_taken_goes_on(zoo: Zo
 def slow_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `py-spy` that never answers; it writes its pid where the path says."""
     told = tmp_path / "pid"
-    program = tmp_path / spying.PY_SPY
+    program = tmp_path / PY_SPY
     program.write_text(f"#!/bin/sh\necho $$ > {told}.new\nmv {told}.new {told}\nexec sleep 1000\n")
     program.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -106,7 +107,7 @@ async def test_without_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         await spying.spy("dump")
 
 
-needs_py_spy = pytest.mark.skipif(not spying.find_py_spy(), reason="py-spy is not installed")
+needs_py_spy = pytest.mark.skipif(not find_py_spy(), reason="py-spy is not installed")
 
 
 @needs_py_spy

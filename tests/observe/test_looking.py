@@ -16,8 +16,8 @@ import pytest
 
 from monarch_async import Actor, MeshFailure, ProcState, Restart, UsageError, endpoint, this_proc
 from monarch_async.observe.actors import _by_number
+from monarch_async.observe.doctor import find_py_spy
 from monarch_async.observe.errors import UnknownName
-from monarch_async.observe.inside.spying import find_py_spy
 from monarch_async.observe.job import Job
 from monarch_async.observe.records import Frame, to_json
 from monarch_async.observe.survey import NoAnswer

@@ -16,7 +16,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from monarch_async import Restart, UsageError, configure, this_host
-from monarch_async._runtime.observing import from_environment
 from monarch_async.ambient import current_runtime
 from monarch_async.observe.metrics.serving import serve_metrics, token_file
 from tests.observe.meters import PREFIX, scrape, scrape_all, values
@@ -186,9 +185,6 @@ async def test_the_environment_switches_it_on(debug: None, monkeypatch: pytest.M
     served = runtime.parts["metrics served"]
     text = await scrape_all(served)
     assert 1 == values(text, "calls_total")["Worker", "step", "ok"]
-    monkeypatch.setenv("MONARCH_ASYNC_METRICS", "everywhere")
-    with pytest.raises(UsageError, match="MONARCH_ASYNC_METRICS: option 'metrics' must be a port"):
-        from_environment(runtime.options.with_(metrics=""))
 
 
 async def test_nothing_is_left_around_handlers() -> None:

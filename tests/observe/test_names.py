@@ -10,7 +10,6 @@ import pytest
 
 from monarch_async.observe.doctor import doctor
 from monarch_async.observe.flame import flame_graph
-from monarch_async.observe.inside.spying import find_py_spy
 from monarch_async.observe.names import concerns, parse, unknown
 from monarch_async.observe.waits import frames_in
 
@@ -76,5 +75,4 @@ def test_the_doctor_knows_this_machine() -> None:
     assert {"pidfd": True, "memfd": True} == {name: found[name].ok for name in ("pidfd", "memfd")}
     for name in ("uvloop", "torch"):
         assert (importlib.util.find_spec(name) is not None) is found[name].ok
-    assert (find_py_spy() or "not installed") == found["py-spy"].found
     assert str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) == found["open files"].found

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import inspect
-import textwrap
 import time
 from typing import Any
 
 import pytest
 
 from monarch_async import Actor, Port, endpoint, this_proc
-from monarch_async._runtime.cell import Cell
 from monarch_async.ambient import current_runtime
-from monarch_async.observe.inside import steps
 from monarch_async.observe.inside.layers import layers_of
 from monarch_async.observe.inside.steps import Tallies
 
@@ -85,17 +80,3 @@ async def test_every_way_is_measured_once() -> None:
     assert 0.02 <= seconds["in_thread"] < 5
     assert 0.08 <= seconds["overlaps"] < 15  # timers may be early by the clock's resolution
     assert 0 < seconds["at_once"] < 1
-
-
-def test_a_handler_is_begun_as_ever() -> None:
-    """`steps.begin` does just what `Cell._begin` does, beside measuring: who changes the one changes the other."""
-    theirs = ast.parse(textwrap.dedent(inspect.getsource(Cell._begin))).body[0]
-    ours = ast.parse(inspect.getsource(steps.begin)).body[0]
-    assert isinstance(theirs, ast.FunctionDef)
-    assert isinstance(ours, ast.FunctionDef)
-    measuring = ("start =", "taken =", "tally =", "tally[", "handler.failed(")
-    lines = [line for line in ast.unparse(ours.body[2:]).splitlines() if not line.strip().startswith(measuring)]  # type: ignore[arg-type]
-    text = (
-        "\n".join(lines).replace("handler.inner", "handler").replace("_Measured(begun, handler, start)", "begun").replace("cell.", "self.")
-    )
-    assert ast.unparse(theirs.body[1:]) == text  # type: ignore[arg-type]

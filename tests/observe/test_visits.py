@@ -63,7 +63,7 @@ async def test_the_file_is_gone_when_the_job_is(state_home: Path) -> None:
         "import asyncio\nfrom monarch_async import this_host\nasync def main():\n"
         "  await this_host()\n  print(1, flush=True)\n  await asyncio.sleep(99)\nasyncio.run(main())"
     )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", f"{script}\nasyncio.run(main())", stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     await process.stdout.readline()
     await until(lambda: list(Path(jobs_folder()).glob("*.json")))

@@ -14,7 +14,8 @@ from monarch_async.options import Options, parse_address
     [
         ({}, Options()),
         ({"MONARCH_ASYNC_SPANS": "1"}, Options(spans=True)),
-        ({"MONARCH_ASYNC_SPANS": "0", "MONARCH_ASYNC_LOG_JSON": "off"}, Options()),
+        ({"MONARCH_ASYNC_SPANS": "0", "MONARCH_ASYNC_LOG_JSON": "off", "MONARCH_ASYNC_DEBUG": "false"}, Options()),
+        ({"MONARCH_ASYNC_DEBUG": "1"}, Options(debug=True)),
         ({"MONARCH_ASYNC_LOG_JSON": "true", "MONARCH_ASYNC_METRICS": "9464"}, Options(log_json=True, metrics="9464")),
     ],
 )

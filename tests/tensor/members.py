@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from monarch_async import concurrent_endpoint, context, endpoint
-from monarch_async.tensor import TensorActor
+from monarch_async.tensor import CollectiveError, TensorActor
 
-__all__ = ["Member", "OverGloo", "one_thread"]
+__all__ = ["Member", "OverGloo", "cancels", "one_thread"]
 
 
 def one_thread() -> None:
@@ -51,3 +51,17 @@ class OverGloo(Member):
     """One that does not use shared memory, as if the others were on other hosts."""
 
     comm_backend = "gloo"
+
+
+async def cancels(member: Member, who: int, count: int) -> Any:
+    """A sum that member `who` cancels: what the others are told."""
+    future = member.comm.all_reduce(torch.ones(count))
+    if member.rank == who:
+        future.cancel()
+    try:
+        await future
+    except asyncio.CancelledError:
+        return "cancelled"
+    except CollectiveError as error:
+        return str(error)
+    return None

@@ -14,7 +14,7 @@ import torch
 
 from monarch_async import MeshFailure, ProcMesh, Restart, context
 from monarch_async.tensor import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerLost
-from tests.tensor.members import Member, OverGloo
+from tests.tensor.members import Member, OverGloo, cancels
 
 Spawn = Callable[..., tuple[ProcMesh, Any]]
 AGAIN = Restart(max_restarts=50, within=10)
@@ -286,19 +286,6 @@ async def late(member: Member, who: int, seconds: float) -> Any:
     return None
 
 
-async def cancels(member: Member, who: int) -> Any:
-    future = member.comm.all_reduce(torch.ones(LARGE))
-    if member.rank == who:
-        future.cancel()
-    try:
-        await future
-    except asyncio.CancelledError:
-        return "cancelled"
-    except CollectiveError as error:
-        return str(error)
-    return None
-
-
 async def cancelled_by_time(member: Member) -> Any:
     if member.rank == 2:
         return None
@@ -333,7 +320,7 @@ async def test_time_and_cancellation_end_the_epoch_for_all(spawn: Spawn) -> None
         assert "did not reach it" in str(error)
     epochs.append(await formed_again(members, epochs[-1]))
     assert [6.0] * 3 == list((await members.run.call(total)).values())
-    texts = list((await members.run.call(cancels, 0)).values())
+    texts = list((await members.run.call(cancels, 0, LARGE)).values())
     assert "cancelled" == texts[0]
     # Who needed nothing more of rank 0 has its sum.
     assert all(text is None or "rank 0 of members has cancelled operation 2, all_reduce sum" in text for text in texts[1:])

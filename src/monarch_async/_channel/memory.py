@@ -14,7 +14,7 @@ import pickle
 import sys
 from typing import Any, NamedTuple
 
-from monarch_async._channel.address import address_of
+from monarch_async._core.address import address_of
 from monarch_async.errors import BufferMismatch
 
 __all__ = ["Memory", "memory_of", "view_of"]

@@ -19,8 +19,8 @@ import contextlib
 import ctypes
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
+from monarch_async._core.address import address_of
 from monarch_async._core.seal import SEAL_SIZE, Seal
 
 __all__ = ["PIECE", "DataSocket", "cut"]
@@ -132,8 +132,4 @@ def _head(size: int) -> bytes:
 
 def _copy(target: memoryview, source: memoryview) -> None:
     """To the beginning of `target`; other threads of Python go on meanwhile."""
-    ctypes.memmove(_pointer(target), _pointer(source), min(len(source), len(target)))
-
-
-def _pointer(view: memoryview) -> Any:
-    return ctypes.byref(ctypes.c_char.from_buffer(view))
+    ctypes.memmove(address_of(target), address_of(source), min(len(source), len(target)))

@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch_async._channel.address import address_of
+from monarch_async._core.address import address_of
 
 __all__ = ["PAGE", "SUPPORTED", "Mapping", "Segment", "Window"]
 

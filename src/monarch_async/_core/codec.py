@@ -2,7 +2,7 @@
 
 A body is one pickle of protocol 5. Buffers of 16 KiB and more (NumPy arrays, tensors by their reducers, anything that
 hands out `pickle.PickleBuffer`) stay beside it, uncopied, so that the link can write them from where they lie; smaller ones
-are cheaper inside. So do `bytes`, `bytearray` and `str` of 256 KiB and more (`lifting`), of which the receiver makes copies.
+are cheaper inside. `bytes`, `bytearray` and `str` of 256 KiB and more stay beside it too (`lifting`); the receiver makes copies of them.
 
 Rules:
 
@@ -148,8 +148,7 @@ class _Writer:
                 return b"".join(self.chunks), self.buffers
             return self.chunks[0], self.buffers  # type: ignore[return-value]  # the pickler's own bytes: no value comes first
         finally:
-            if self.lifter is not None:
-                self.lifter = None
+            self.lifter = None
             self.pickler.clear_memo()
             self.chunks.clear()
             self.buffers = Buffers()

@@ -18,6 +18,7 @@ import functools
 import importlib.util
 from typing import Any, NamedTuple
 
+from monarch_async._core.address import address_of
 from monarch_async.errors import InternalError, UsageError
 
 __all__ = ["KEY_SIZE", "TAG_SIZE", "Poly1305", "available"]
@@ -93,10 +94,8 @@ class Poly1305:
         context = self._context
         if context is None:
             raise InternalError("this MAC's tag was taken already")
-        size = data.nbytes if isinstance(data, memoryview) else len(data)
-        if not size:
-            return
-        if self._library.update(context, data if isinstance(data, bytes) else _pointer(data), size) != 1:
+        view = memoryview(data)  # which a bytearray can't be resized under
+        if view.nbytes and self._library.update(context, address_of(view), view.nbytes) != 1:
             raise InternalError("libcrypto refuses bytes for Poly1305")
 
     def digest(self) -> bytes:
@@ -115,10 +114,3 @@ class Poly1305:
     def __del__(self) -> None:
         if self._context is not None:
             self._free(self._context)
-
-
-def _pointer(data: bytearray | memoryview) -> Any:
-    """Something that ctypes takes for a pointer to these bytes, and that holds them."""
-    if isinstance(data, memoryview) and data.readonly:
-        return bytes(data)  # of memory that may be read only ctypes does not tell the address; what is large here may be written to
-    return ctypes.byref(ctypes.c_char.from_buffer(data))

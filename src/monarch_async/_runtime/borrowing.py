@@ -28,9 +28,9 @@ from monarch_async._channel.pool import allocate
 from monarch_async._channel.segment import SUPPORTED, Mapping
 from monarch_async._core.codec import Buffers
 from monarch_async._core.events import Evidence
-from monarch_async._core.framing import BODY_FIELD, LENT, MAX_ITEMS, RECALLED, RETIRED, RETURNED, UNSEEN, pack_message
+from monarch_async._core.framing import BODY_FIELD, LENT, RECALLED, RETIRED, RETURNED, UNSEEN, pack_message
 from monarch_async._runtime.device_borrowing import DeviceBorrowing
-from monarch_async._runtime.leases import Lease, undecodable
+from monarch_async._runtime.leases import Lease, send_numbers, undecodable
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.tree import Handle
@@ -38,7 +38,7 @@ from monarch_async.errors import ChannelError
 from monarch_async.ids import ProcAddress
 from monarch_async.options import Options
 
-__all__ = ["Borrower", "Borrowing", "send_numbers"]
+__all__ = ["Borrower", "Borrowing"]
 
 ALIGNED = 64
 """What lies at a multiple of so many bytes in its block does so in a copy of a part."""
@@ -246,12 +246,6 @@ class Borrowing:
         self.gifts.forget(uid)
         for key in [key for key in self._mappings if key[0] == uid]:
             del self._mappings[key]
-
-
-def send_numbers(link: Link, kind: int, numbers: Sequence[int]) -> None:
-    """Numbers of loans or of segments, as many as a message may have in each; before large messages that wait."""
-    for start in range(0, len(numbers), MAX_ITEMS):
-        link.send_control(pack_message((kind, numbers[start : start + MAX_ITEMS])))
 
 
 def _copies(mapping: Mapping, offset: int, parts: Sequence[tuple[int, int]]) -> list[memoryview]:

@@ -39,7 +39,19 @@ from monarch_async.errors import AuthenticationError, ChannelError, HandshakeErr
 from monarch_async.ids import ProcAddress, slot
 from monarch_async.options import Options
 
-__all__ = ["DATA", "Party", "accept", "address_fields", "address_of", "data_takers", "join_network", "keep", "patience", "where"]
+__all__ = [
+    "DATA",
+    "Party",
+    "accept",
+    "address_fields",
+    "address_of",
+    "data_takers",
+    "join_network",
+    "keep",
+    "patience",
+    "seals_of",
+    "where",
+]
 
 FIRST_DELAY, MAX_DELAY = 0.01, 0.5
 REFUSED_FOR = 1.0
@@ -223,7 +235,11 @@ async def _greet(runtime: Party, peer: Peer, link: Link, sock: socket.socket, pl
     host = parse_tcp(place.tcp)[0] if remote else ""
     stream = await open_stream(sock, tls=tls, server=False, host=host, patience=patience(options))
     hello = runtime.hello | address_fields(runtime.me)
-    hello |= offer() | {"session": link.session, "received": link.last_received, "resume": link.connections > 0}
+    hello |= (offer() if remote and tls is None else {}) | {
+        "session": link.session,
+        "received": link.last_received,
+        "resume": link.connections > 0,
+    }
     handshake = Handshake.dial(
         key,
         hello,
@@ -268,11 +284,12 @@ async def accept(runtime: Party, sock: socket.socket) -> None:
         sock.close()
         runtime.log.warning("a connection from another host was refused: this job has no other hosts")
         return
+    sealed = remote and runtime.tls_server is None
     try:
         stream = await open_stream(sock, tls=runtime.tls_server if remote else None, server=True, patience=patience(options))
         handshake = Handshake.accept(
             key,
-            address_fields(runtime.me) | offer(),
+            address_fields(runtime.me) | (offer() if sealed else {}),
             os.urandom(NONCE_BYTES),
             runtime.loop.time(),
             decide,
@@ -292,7 +309,7 @@ async def accept(runtime: Party, sock: socket.socket) -> None:
         stream.close()
         return
     try:
-        _attach(runtime, found[0], stream, done, done.peer.get("received"), sealed=remote and runtime.tls_server is None)
+        _attach(runtime, found[0], stream, done, done.peer.get("received"), sealed=sealed)
     except ProtocolError as error:
         stream.abort()
         runtime.log.warning("a connection was refused: %s", error)
@@ -320,11 +337,16 @@ def _find_link(runtime: Party, hello: dict[str, Any]) -> Link | None:
 def _attach(runtime: Party, link: Link, stream: Stream, done: Established, received: Any, *, sealed: bool) -> None:
     if not isinstance(received, int):
         raise ProtocolError("the peer did not say what it has received")
-    digest = agreed(done.peer)
-    seals = (Seal(done.send_key, digest), Seal(done.receive_key, digest)) if sealed else None
+    seals = seals_of(done) if sealed else None
     middle = runtime.wrap_connection(link, stream, sealed) if runtime.wrap_connection is not None else None
     link.attach(middle or stream, received, seals)
     stream.bind(middle or link, done.rest)
+
+
+def seals_of(done: Established) -> tuple[Seal, Seal]:
+    """For sending and for receiving over a connection that has no TLS."""
+    digest = agreed(done.peer)
+    return Seal(done.send_key, digest), Seal(done.receive_key, digest)
 
 
 def address_fields(address: ProcAddress) -> dict[str, Any]:

@@ -30,10 +30,10 @@ from monarch_async._channel.memory import Memory, view_of
 from monarch_async._channel.pieces import DataSocket
 from monarch_async._channel.stream import Stream, authenticate, open_stream
 from monarch_async._core.handshake import NONCE_BYTES, Established, Handshake
-from monarch_async._core.seal import SEAL_SIZE, Seal, agreed, offer
+from monarch_async._core.seal import SEAL_SIZE, offer
 from monarch_async._runtime.asking import ask
 from monarch_async._runtime.buffers import Buffers, Part
-from monarch_async._runtime.connect import DATA, address_fields, address_of, data_takers, patience, where
+from monarch_async._runtime.connect import DATA, address_fields, address_of, data_takers, patience, seals_of, where
 from monarch_async._runtime.context import Message
 from monarch_async._runtime.copying import run_all, settle
 from monarch_async._runtime.peer import Peer
@@ -52,8 +52,6 @@ THREADS = 4
 _CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 CHANNELS = 2 if _CPUS > 2 else 1
 """Connections for one owner: one thread alone can't seal and copy all that a network takes. Two on two cores leave none for the loops."""
-
-
 FEW = 16
 """Of so many registrations it is looked before each piece whether their memory is what it was; of more, before each request."""
 
@@ -85,13 +83,13 @@ class Channel:
         self.number = number
         self.lock = asyncio.Lock()  # held for a request
         self.broken = False
-        self._busy = False  # a thread is in it
+        self.busy = False  # a thread is in it
 
     def shut(self) -> None:
         """Of no use any more: a thread that is in it gets an error."""
         self.broken = True
         self.pipe.shut()
-        if not self._busy:
+        if not self.busy:
             self.pipe.close()
 
     def check(self) -> None:
@@ -103,7 +101,7 @@ class Channel:
         """Have a thread do it. Returns, or raises, when no thread is in it any more; what fails or is cancelled shuts it."""
         self.check()
         job = threads.submit(work)
-        self._busy = True
+        self.busy = True
         running = asyncio.wrap_future(job)
         try:
             await asyncio.wait([running])
@@ -114,7 +112,7 @@ class Channel:
                 await settle([running])
             raise
         finally:
-            self._busy = False
+            self.busy = False
             if self.broken:
                 self.pipe.close()
 
@@ -239,7 +237,7 @@ class DataConnections:
                 if done.peer.get("uid") != owner.uid or not done.welcome.get("known"):
                     self._refused.add(owner.uid)
                     raise ChannelError(f"{owner} takes no data connections")
-                seals = _seals(done)
+                seals = seals_of(done)
                 greeting = done.rest
                 async with asyncio.timeout(options.handshake_timeout):
                     while len(greeting) < SEAL_SIZE:
@@ -277,13 +275,13 @@ class DataConnections:
         finally:
             stream.abort()
         give_up_silence(sock, patience(self._runtime.options))  # a thread that waits for bytes must hear that nobody sends them any more
-        pipe = DataSocket(sock, _seals(done))
+        pipe = DataSocket(sock, seals_of(done))
         channel = Channel(pipe, address.uid, number)
         if self._closed:
             channel.shut()
             return
         for key, other in list(self._accepted.items()):  # what was given up when nothing was under way here
-            if key[0] == address.uid and not other._busy and other.pipe.over:
+            if key[0] == address.uid and not other.busy and other.pipe.over:
                 self._accepted.pop(key).shut()
         self._accepted[address.uid, number] = channel
         try:
@@ -343,11 +341,6 @@ class DataConnections:
 def _made(dialing: asyncio.Task[Channel | None]) -> Channel | None:
     """What has come of it."""
     return dialing.result() if dialing.done() and not dialing.cancelled() and dialing.exception() is None else None
-
-
-def _seals(done: Established) -> tuple[Seal, Seal]:
-    digest = agreed(done.peer)
-    return Seal(done.send_key, digest), Seal(done.receive_key, digest)
 
 
 def _requests(copies: Sequence[Copy], limit: int) -> Iterator[list[Copy]]:

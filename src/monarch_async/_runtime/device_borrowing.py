@@ -19,9 +19,9 @@ from monarch_async._core.framing import (
     DEVICE_DROP,
     DEVICE_DROPPED,
     DEVICE_RETURNED,
-    MAX_ITEMS,
     pack_message,
 )
+from monarch_async._runtime.leases import send_numbers
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.tree import Handle
@@ -96,8 +96,7 @@ class DeviceBorrowing:
         peer = self._runtime.peers.get(owner)
         link = peer.connect() if peer is not None else None
         if link is not None:
-            for start in range(0, len(numbers), MAX_ITEMS):
-                link.send_control(pack_message((kind, numbers[start : start + MAX_ITEMS])))
+            send_numbers(link, kind, numbers)
 
     def _peer_gone(self, peer: Peer) -> None:
         self.arrivals.owner_gone(peer.address.uid)

@@ -47,7 +47,7 @@ from monarch_async._core.framing import (
     pack_message,
 )
 from monarch_async._runtime.device_borrowing import NOT_YET, YES, DeviceBorrower
-from monarch_async._runtime.leases import undecodable
+from monarch_async._runtime.leases import send_numbers, undecodable
 from monarch_async._runtime.link import Link
 from monarch_async._runtime.outgoing import Held
 from monarch_async._runtime.peer import Peer
@@ -152,9 +152,9 @@ class DeviceLending:
         uid = peer.address.uid
         return [[pool.lend(parcel, uid), *pool.describe(parcel)] for parcel in split.parcels if parcel is not None]
 
-    def take_back(self, peer: Peer, lent: list[list[Any]]) -> None:
-        """They are not told after all."""
-        _take_back(peer.address.uid, lent)
+    def take_back(self, uid: str, lent: Sequence[list[Any]]) -> None:
+        """Loans that the process is not told of after all."""
+        pool.returned(uid, [loan[0] for loan in lent])
 
     def hold(self, link: Link, message: list[Any], packed: bytes, split: Split, lent: list[list[Any]], told: list[Any]) -> bytes | Held:
         """The message that lends, as it is if the bytes are there already; else it is held until they are."""
@@ -212,7 +212,7 @@ class DeviceLending:
         blocked: set[Link] = set()  # those behind the first one wait for it anyway
         for one in waiting:
             if one.link.ended:  # nobody has been told, nor will be
-                _take_back(one.uid, one.lent)
+                self.take_back(one.uid, one.lent)
             elif one.link not in blocked and self._is_ready(one):
                 links[one.link] = None
             else:
@@ -304,7 +304,7 @@ class DeviceLending:
             peer = self._runtime.peers.get(uid)
             numbers = pool.drops(uid)
             if numbers and peer is not None and peer.link is not None:
-                peer.link.send_control(pack_message((DEVICE_DROP, numbers)))
+                send_numbers(peer.link, DEVICE_DROP, numbers)
         if left:
             self._start_aging()
 
@@ -326,7 +326,3 @@ def _devices(buffers: Sequence[memoryview]) -> frozenset[int]:
     """Those of buffers that could be lent."""
     found = {device_of(view) for view in buffers if view.nbytes >= LEAST}
     return frozenset(device for device in found if device is not None)
-
-
-def _take_back(uid: str, lent: Sequence[list[Any]]) -> None:
-    pool.returned(uid, [loan[0] for loan in lent])

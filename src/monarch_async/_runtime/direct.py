@@ -30,7 +30,7 @@ from monarch_async._runtime.runtime import Runtime
 from monarch_async.errors import BufferGone
 from monarch_async.ids import ProcAddress
 
-__all__ = ["Lease", "Leases", "Stale", "Unusable"]
+__all__ = ["Lease", "Leases", "Stale", "Unusable", "check_leases"]
 
 LARGE = 4 << 20
 _FORBIDDEN = (errno.EPERM, errno.EACCES, errno.ENOSYS)
@@ -193,14 +193,19 @@ def _cookie_pieces(leases: Sequence[Lease]) -> tuple[Any, list[Piece]]:
     return found, [(base + COOKIE_SIZE * index, lease.grant.cookie_address, COOKIE_SIZE) for index, lease in enumerate(leases)]
 
 
+def check_leases(leases: Sequence[Lease]) -> None:
+    """Raise `Stale` if one of them is over."""
+    if any(lease.revoked for lease in leases):
+        raise Stale
+
+
 def _copy(leases: Sequence[Lease], writes: bool) -> Callable[[list[Piece]], None]:
     """What copies one part, in a thread. Raises `Stale`, and `OSError`."""
     pid = leases[0].grant.pid
     expected = b"".join(lease.grant.cookie for lease in leases)
 
     def copy(part: list[Piece]) -> None:
-        if any(lease.revoked for lease in leases):
-            raise Stale
+        check_leases(leases)
         try:
             if writes:
                 if not cookies_match(leases):

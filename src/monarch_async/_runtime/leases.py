@@ -1,17 +1,22 @@
-"""Leases: what a receiver of lent memory holds, and what it gets in place of memory that could not be had; see `lending`."""
+"""Leases: what a receiver of lent memory holds, what it gets in place of memory that could not be had, and how that is given back.
+
+See `lending` for the whole.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_async._channel.block import forks
 from monarch_async._channel.segment import Mapping
+from monarch_async._core.framing import MAX_ITEMS, pack_message
+from monarch_async._runtime.link import Link
 from monarch_async.errors import ChannelError
 
-__all__ = ["Lease", "undecodable"]
+__all__ = ["Lease", "send_numbers", "undecodable"]
 
 
 class Lease:
@@ -61,3 +66,9 @@ def _raise_missing(why: str) -> None:
 def undecodable(why: str) -> bytes:
     """A body that whoever reads it gets a `DecodeError` from."""
     return pickle.dumps(_Missing(why), 5)
+
+
+def send_numbers(link: Link, kind: int, numbers: Sequence[int]) -> None:
+    """Numbers of loans or of segments, as many as a message may have in each; before large messages that wait."""
+    for start in range(0, len(numbers), MAX_ITEMS):
+        link.send_control(pack_message((kind, numbers[start : start + MAX_ITEMS])))

@@ -27,15 +27,16 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from monarch_async._channel.address import address_of
 from monarch_async._channel.block import Block
 from monarch_async._channel.blocks import SegmentPool, physical_memory
 from monarch_async._channel.descriptors import Inbox, inbox_path
 from monarch_async._channel.parcels import settled
+from monarch_async._core.address import address_of
 from monarch_async._core.codec import Buffers
 from monarch_async._core.framing import BODY_FIELD, DEVICE_RETURNED, LENT, RETIRED, RETURNED, UNSEEN, bulk_layout, pack_message
-from monarch_async._runtime.borrowing import Borrower, Borrowing, send_numbers
+from monarch_async._runtime.borrowing import Borrower, Borrowing
 from monarch_async._runtime.device_lending import DeviceLending, keep_parcels
+from monarch_async._runtime.leases import send_numbers
 from monarch_async._runtime.link import INLINE, Link
 from monarch_async._runtime.outgoing import MAX_SMALL, Held
 from monarch_async._runtime.peer import Peer
@@ -148,7 +149,7 @@ class Lending:
         packed: bytes = pack_message(fields)
         if len(packed) > MAX_SMALL:
             if lent is not None:
-                self.on_devices.take_back(peer, lent)
+                self.on_devices.take_back(peer.address.uid, lent)
             message[BODY_FIELD[message[0]]] = b""
             return None
         tenant.loans.update({number: (block, link) for number, block in numbered.items()})

@@ -40,9 +40,9 @@ def begin_observing(runtime: _Observed) -> None:
 
 
 def from_environment(options: Options, environ: Mapping[str, str] = os.environ) -> Options:
-    """The same options, with what ``MONARCH_ASYNC_METRICS``, ``_SPANS`` and ``_LOG_JSON`` switch on. Raises `UsageError`."""
+    """The same options, with what ``MONARCH_ASYNC_METRICS``, ``_SPANS``, ``_LOG_JSON`` and ``_DEBUG`` switch on. Raises `UsageError`."""
     changes: dict[str, Any] = {}
-    for option in ("spans", "log_json"):
+    for option in ("spans", "log_json", "debug"):
         if environ.get(_VARIABLE + option.upper(), "").lower() not in _NO:
             changes[option] = True
     address = environ.get(_VARIABLE + "METRICS", "")

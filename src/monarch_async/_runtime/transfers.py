@@ -38,7 +38,7 @@ from monarch_async._runtime.asking import ask
 from monarch_async._runtime.buffers import Buffers
 from monarch_async._runtime.copying import INLINE_COPY, SLICE, Copier, run_all, slices
 from monarch_async._runtime.data import Copy, DataConnections, Lost
-from monarch_async._runtime.direct import Lease, Leases, Stale, Unusable
+from monarch_async._runtime.direct import Leases, Unusable, check_leases
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.ucx import Ucx
 from monarch_async.errors import ActorDied, ActorError, BufferGone, RDMAError
@@ -259,12 +259,6 @@ class _Local:
         return run
 
 
-def _check(leases: Sequence[Lease]) -> None:
-    """Raise `Stale` if one of them is over."""
-    if any(lease.revoked for lease in leases):
-        raise Stale
-
-
 class _Messages:
     """The owner reads and writes, as it is told piece by piece."""
 
@@ -345,12 +339,12 @@ class _Shared(_Messages):
                 async with self._leases.using(owner, jobs, leases) as users:
 
                     def copy(part: list[Piece]) -> None:
-                        _check(users)
+                        check_leases(users)
                         move(part)
 
                     pieces = [(job.memory.address, found[part].address, job.size) for job, part in zip(jobs, parts, strict=True)]
                     await self._copier.run(copy, list(slices(pieces, SLICE, MAX_PIECES)), 2)
-                    _check(users)
+                    check_leases(users)
             finally:
                 found.clear()
 

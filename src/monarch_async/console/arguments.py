@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-__all__ = ["READS", "WRITES", "add_commands"]
+__all__ = ["READS", "WRITES", "add_commands", "seconds"]
 
 _LOOKING, _LISTING = "monarch_async.console.looking", "monarch_async.console.listing"
 
@@ -25,12 +25,12 @@ def _targets(parser: argparse.ArgumentParser) -> None:
 
 
 def _top(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two looks (1)")
+    parser.add_argument("--interval", type=seconds, default=1.0, metavar="S", help="seconds between two looks (1)")
     parser.add_argument("--count", type=int, default=0, metavar="N", help="so many looks; without a terminal one, else until Ctrl-C")
 
 
 def _calls(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--older", type=_seconds, default=0.0, metavar="S", help="only those that wait for so many seconds")
+    parser.add_argument("--older", type=seconds, default=0.0, metavar="S", help="only those that wait for so many seconds")
 
 
 def _stack(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def _stack(parser: argparse.ArgumentParser) -> None:
 
 def _logs(parser: argparse.ArgumentParser) -> None:
     _target("PROCESS", optional=True)(parser)
-    parser.add_argument("--follow", "-f", action="store_true", help="go on with what comes, until Ctrl-C")
+    parser.add_argument("--follow", "-f", action="store_true", help="go on with what comes, until the job has ended")
     parser.add_argument("--grep", default="", metavar="REGEX", help="only lines in which this is found")
 
 
@@ -51,7 +51,7 @@ def _trace(parser: argparse.ArgumentParser) -> None:
 
 def _profile(parser: argparse.ArgumentParser) -> None:
     _target("PROCESS")(parser)
-    parser.add_argument("--seconds", type=_seconds, default=5.0, metavar="S", help="for how long (5)")
+    parser.add_argument("--seconds", type=seconds, default=5.0, metavar="S", help="for how long (5)")
     parser.add_argument("--output", "-o", metavar="FILE", help="write a flame graph (SVG) there")
 
 
@@ -69,7 +69,7 @@ def _stop(parser: argparse.ArgumentParser) -> None:
 
 def _timeline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="the .json to write")
-    parser.add_argument("--seconds", type=_seconds, default=5.0, metavar="S", help="for how long (5)")
+    parser.add_argument("--seconds", type=seconds, default=5.0, metavar="S", help="for how long (5)")
 
 
 def _bundle(parser: argparse.ArgumentParser) -> None:
@@ -80,14 +80,14 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
     """No arguments of its own."""
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1e6:
         raise ValueError
     return value
 
 
-_seconds.__name__ = "number of seconds"  # for argparse's message
+seconds.__name__ = "number of seconds"  # for argparse's message
 
 READS: dict[str, tuple[str, _Add]] = {
     "ps": ("the actors, what each is doing, in which process", _targets),
@@ -125,7 +125,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         add(parser)
         parser.add_argument("--job", "-j", default="", metavar="JOB", help="its name, id, pid or file; not needed where only one runs")
         parser.add_argument("--write", action="store_true", help="be allowed to change the job; each change is logged there")
-        parser.add_argument("--patience", type=_seconds, default=1.0, metavar="S", help="seconds in which each process is to answer (1)")
+        parser.add_argument("--patience", type=seconds, default=1.0, metavar="S", help="seconds in which each process is to answer (1)")
         _finish(parser, _LOOKING)
     _finish(commands.add_parser("jobs", help="the jobs of this user", description="The jobs of this user, the newest first."), _LISTING)
     doctor = "what this machine offers to a job, and what to do about what it lacks"

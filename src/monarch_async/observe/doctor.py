@@ -13,7 +13,9 @@ from pathlib import Path
 
 from monarch_async.observe.records import Check
 
-__all__ = ["doctor"]
+__all__ = ["PY_SPY", "doctor", "find_py_spy"]
+
+PY_SPY = "py-spy"
 
 FILES = 4096
 """Descriptors that a client of a large job needs: one for each process that it talks to, and some."""
@@ -35,13 +37,16 @@ def _packages() -> Iterator[Check]:
     for name, fix in (
         ("uvloop", "pip install uvloop: without it event loops are about half as fast"),
         ("torch", "pip install torch, where tensors are to be sent"),
-        ("py-spy", "pip install py-spy: native stacks, and profiles without a signal"),
     ):
-        spec = importlib.util.find_spec(name) if name != "py-spy" else None
-        where = spec.origin if spec is not None else None
-        if name == "py-spy":  # on the path, or beside this Python
-            where = shutil.which(name) or shutil.which(name, path=os.path.dirname(sys.executable))
-        yield Check(name, where is not None, where or "not installed", fix)
+        spec = importlib.util.find_spec(name)
+        yield Check(name, spec is not None, (spec.origin if spec is not None else "") or "not installed", fix)
+    where = find_py_spy()
+    yield Check(PY_SPY, bool(where), where or "not installed", "pip install py-spy: native stacks, and profiles without a signal")
+
+
+def find_py_spy() -> str:
+    """Where it is: on the path, or beside this Python; empty if it is not installed."""
+    return shutil.which(PY_SPY) or shutil.which(PY_SPY, path=os.path.dirname(sys.executable)) or ""
 
 
 def _kernel() -> Iterator[Check]:

@@ -13,15 +13,15 @@ from monarch_async.observe.records import JobInfo
 __all__ = ["find_job", "jobs", "state_folder"]
 
 
-def jobs(*, clean: bool = True) -> list[JobInfo]:
-    """The jobs of this user, the newest first. Files that jobs of this machine have left are removed unless told not to be.
+def jobs() -> list[JobInfo]:
+    """The jobs of this user, the newest first. Files that jobs of this machine have left are removed.
 
     Raises `JobError` where the folder of job files can't be used.
     """
     found = []
     for file in _files():
         state = "elsewhere" if not file.is_here else "running" if file.runs else "ended"
-        if state == "ended" and clean:
+        if state == "ended":
             remove_job_file(file.id)
         agent = file.agent
         address = str(agent.get("tcp") or agent.get("unix", ""))

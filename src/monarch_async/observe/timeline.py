@@ -83,9 +83,10 @@ async def record(survey: Survey, seconds: float) -> tuple[list[Recording], float
         await asyncio.gather(*ends)
     ahead = _corrected(ahead, list(session.followed.values()), survey.runtime.me.host)
     found = [
-        Recording(one.proc.uid, one.proc.name, one.proc.host, one.proc.pid, one.events, ahead.get(one.host, 0.0), lost)
+        Recording(
+            one.proc.uid, one.proc.name, one.proc.host, one.proc.pid, one.events, ahead.get(one.host, 0.0), one.dropped + one.dropped_there
+        )
         for one in session.followed.values()
-        for lost in (one.dropped + one.dropped_there,)
     ]
     for uid, (proc, when) in session.silent.items():
         if uid not in session.followed:

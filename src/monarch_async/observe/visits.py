@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Mapping
 from typing import Any
 
-from monarch_async._channel.tls import TLS
 from monarch_async._runtime.config import Network
 from monarch_async._runtime.connect import join_network
 from monarch_async._runtime.context import Message
@@ -21,7 +19,6 @@ from monarch_async._runtime.jobfile import JobFile
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.service import base_service
 from monarch_async._runtime.visiting import READ, VISITOR, WRITE
-from monarch_async.errors import UsageError
 from monarch_async.ids import ProcAddress, new_uid
 from monarch_async.observe.errors import JobError
 from monarch_async.options import Options
@@ -47,7 +44,7 @@ def visiting_runtime(file: JobFile, *, write: bool) -> Runtime:
     runtime.agent, runtime.client = agent, ProcAddress(**file.client)
     runtime.hello = {VISITOR: f"{WRITE if write else READ}:{_who()}"}
     if file.network is not None:
-        join_network(runtime, _network(file.network))
+        join_network(runtime, Network.from_map({**file.network, "key": bytes.fromhex(file.network["key"])}))
     if find_runtime() is None:  # else this is part of a job itself, and what it spawns belongs to that
         install(runtime)
     return runtime
@@ -57,13 +54,6 @@ async def leave(runtime: Runtime) -> None:
     """End a visit."""
     uninstall(runtime)
     await runtime.close("the visit is over")
-
-
-def _network(fields: Mapping[str, Any]) -> Network:
-    try:
-        return Network(bytes.fromhex(fields["key"]), TLS(**fields["tls"]) if fields["tls"] else None)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the job's file says nothing usable of its network: {error}") from error
 
 
 def _who() -> str:

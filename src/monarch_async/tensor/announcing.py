@@ -43,7 +43,7 @@ class Announcing:
     """Base of `Epoch`. Its methods are called on the loop."""
 
     def __init__(self, owner: Owner, size: int) -> None:
-        self._group = owner
+        self.owner = owner
         self._size = size
         self.done: dict[int, str] = {}  # what each other member had last finished when it last announced something, by index
         self._numbers: dict[str, int] = {}  # the last one given, by channel
@@ -70,18 +70,18 @@ class Announcing:
         if operation.partner is None and self._size > DIRECT:
             self._say(number, self._rounds_of(number).begin(wire))
         else:
-            self.post("at", operation.channel, number, wire, self._group.ledger.last_done, to=operation.partner)
+            self.post("at", operation.channel, number, wire, self.owner.ledger.last_done, to=operation.partner)
 
     def _rounds_of(self, number: int) -> Rounds:
         found = self._rounds.get(number)
         if found is None:
-            found = self._rounds[number] = Rounds(self._size, self._group.index)
+            found = self._rounds[number] = Rounds(self._size, self.owner.index)
             self._heard["", number] = found.heard
         return found
 
     def _say(self, number: int, all_said: Iterable[Said]) -> None:
         for to, turn, told in all_said:
-            self.post("round", number, turn, told, self._group.ledger.last_done, to=to)
+            self.post("round", number, turn, told, self.owner.ledger.last_done, to=to)
 
     def heard(self, index: int, channel: str, number: int, wire: Wire, done: str) -> None:
         """Another member has come to an operation."""
@@ -116,10 +116,10 @@ class Announcing:
             return []
         heard = self._heard.get((operation.channel, operation.number), {})
         wanted = range(self._size) if operation.partner is None else (operation.partner,)
-        return [index for index in wanted if index not in heard and index != self._group.index]
+        return [index for index in wanted if index not in heard and index != self.owner.index]
 
     def _compare(self, operation: Operation, index: int, wire: Wire) -> bool:
-        owner = self._group
+        owner = self.owner
         shapes = owner.check == "always" or (owner.check == "first" and digest(operation.signature, shapes=True) not in owner.agreed_shapes)
         if fits(operation.signature, wire, shapes=shapes):
             return True
@@ -132,7 +132,7 @@ class Announcing:
     def _see_whether_all(self, key: Key) -> None:
         operation, number = self._open[key], key[1]
         heard = self._heard.get(key, {})
-        mine, me = operation.signature, self._group.index
+        mine, me = operation.signature, self.owner.index
         if operation.partner is None:
             rounds = self._rounds.get(number)
             if len(heard) < self._size - 1 or (rounds is not None and not rounds.complete):
@@ -145,9 +145,9 @@ class Announcing:
             return
         del self._open[key]
         self._heard.pop(key, None)
-        if self._group.check == "first":
-            if len(self._group.agreed_shapes) >= SHAPES_KEPT:
-                self._group.agreed_shapes.clear()
-            self._group.agreed_shapes.add(digest(mine, shapes=True))
+        if self.owner.check == "first":
+            if len(self.owner.agreed_shapes) >= SHAPES_KEPT:
+                self.owner.agreed_shapes.clear()
+            self.owner.agreed_shapes.add(digest(mine, shapes=True))
         operation.views = views
         self._agreed(operation)

@@ -31,9 +31,9 @@ from typing import Any, Protocol
 
 from monarch_async.errors import CollectiveMismatch
 from monarch_async.exchange import Wire, post
+from monarch_async.tensor import announcing
 from monarch_async.tensor.announcing import Announcing
 from monarch_async.tensor.backend import Backend
-from monarch_async.tensor.ledger import Ledger
 from monarch_async.tensor.objects import Objects
 from monarch_async.tensor.operation import Operation
 from monarch_async.tensor.signature import digest
@@ -62,32 +62,26 @@ def token_of(terms: Terms) -> str:
     return hashlib.blake2b(repr(terms).encode(), digest_size=8).hexdigest()
 
 
-class Owner(Protocol):
+class Owner(announcing.Owner, Protocol):
     """The group that an epoch is of."""
 
-    name: str
-    ranks: tuple[int, ...]
-    index: int
     address: tuple[Any, ...]  # of the group, before every message
-    ledger: Ledger
     loop: asyncio.AbstractEventLoop
-    check: str
-    agreed_shapes: set[int]  # digests
 
     def epoch_ready(self, epoch: Epoch) -> None: ...
     def epoch_failed(self, epoch: Epoch, error: BaseException) -> None: ...
     def epoch_at_rest(self) -> None: ...
-    def mismatch(self, epoch: Epoch, text: str) -> None: ...
 
 
 class Epoch(Announcing):
     """See the module's text."""
 
+    owner: Owner
+
     def __init__(
         self, owner: Owner, terms: Terms, number: int, wires: dict[int, Wire], make: Callable[[], Backend], procs: Sequence[str]
     ) -> None:
         super().__init__(owner, len(terms))
-        self.owner = owner
         self.terms = terms
         self.token = token_of(terms)
         self.number = number

@@ -22,8 +22,8 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
+import mmap
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -297,10 +297,7 @@ def _memory(size: int) -> tuple[memoryview, bool]:
         return shared_buffer(size), True
     except MemoryError as error:
         _log.warning("a version of a state dict is in memory that is not shared, so that pulls of it are slower: %s", error)
-        tensor = torch.empty(size, dtype=torch.uint8)
-        memory = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
-        memory.tensor = tensor  # type: ignore[attr-defined]  # whoever holds a view holds that
-        return memoryview(memory).cast("B"), False
+        return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)), False
 
 
 def _seen(done: asyncio.Future[None]) -> None:

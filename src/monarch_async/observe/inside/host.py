@@ -16,8 +16,9 @@ from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.stacks import render, state_of
 from monarch_async.errors import UsageError
 from monarch_async.health import Health, ProcState
+from monarch_async.observe.doctor import PY_SPY
 from monarch_async.observe.inside.halted import frames_from_outside, send, stack_of_halted
-from monarch_async.observe.inside.spying import PY_SPY, native_stack, profile_of
+from monarch_async.observe.inside.spying import native_stack, profile_of
 
 if TYPE_CHECKING:  # where there is no agent, what it needs is not loaded either
     from monarch_async._runtime.agent import Agent, Proc

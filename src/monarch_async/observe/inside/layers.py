@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import SYNC, Handler
 from monarch_async._runtime.runtime import Runtime
-from monarch_async.observe.inside.steps import Measured, Tallies, begin
+from monarch_async.observe.inside.steps import Measured, Tallies, first_step
 
 __all__ = ["Function", "Layer", "Layers", "layers_of"]
 
@@ -98,9 +98,9 @@ class Layers:
     def _put(self, cell: Cell) -> bool:
         """Give an actor its handlers, with the layers that there are; False if somebody else's are around them."""
         if self._tallies is not None:
-            cell._begin = MethodType(begin, cell)  # type: ignore[method-assign]
+            cell._first_step = MethodType(first_step, cell)  # type: ignore[method-assign]
         else:
-            vars(cell).pop("_begin", None)  # the method again
+            vars(cell).pop("_first_step", None)  # the method again
         before, given = vars(cell).get(_GIVEN) or (cell.handlers, cell.handlers)
         if cell.handlers is not given:
             return False

@@ -11,7 +11,6 @@ import functools
 import os
 import re
 import signal
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,25 +20,19 @@ from monarch_async._runtime.linux import die_with_parent
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.stacks import trim
 from monarch_async.errors import UsageError
+from monarch_async.observe.doctor import PY_SPY, find_py_spy
 from monarch_async.observe.inside.halted import frames_from_outside
 
 if TYPE_CHECKING:  # where there is no agent, what it needs is not loaded either
     from monarch_async._runtime.agent import Agent, Proc
 
-__all__ = ["PY_SPY", "native_stack", "profile_of"]
+__all__ = ["native_stack", "profile_of"]
 
-PY_SPY = "py-spy"
 LONGEST = 10.0
 """Seconds that `py-spy` may take for one stack, and beyond the time of a profile."""
 LONGEST_PROFILE = 600.0
 SAMPLES = 100
 """Stacks a second, at most."""
-
-
-def find_py_spy() -> str:
-    """Where it is: on the path, or beside this Python; empty if it is not installed."""
-    folders = [*os.get_exec_path(), os.path.dirname(sys.executable)]
-    return next((path for folder in folders if os.access(path := os.path.join(folder, PY_SPY), os.X_OK)), "")
 
 
 async def spy(*words: str, limit: float = LONGEST) -> str:

@@ -1,9 +1,9 @@
 """Measuring handlers: how long each takes, and how it ends, for as little as can be.
 
 Theory: a function around a handler would be a coroutine more for each message, which costs more than the measuring. Most handlers end in
-their first step, which their actor makes where the message arrives (`Cell._begin`); so while somebody measures, actors do that by another
-function, which does the same and takes the time right there. A handler that waits is measured where it goes on, and one that does not begin
-like this (it was queued, it is concurrent, it runs in a thread) by a function around it.
+their first step, which their actor makes where the message arrives (`Cell._first_step`); so while somebody measures, actors have another
+one, which takes the time of that. A handler that waits is measured where it goes on, and one that does not begin like this (it was queued,
+it is concurrent, it runs in a thread) by a function around it.
 
 Rules: a tally is a list: counts of handlers that took up to each of `CALL_BOUNDS`, of those that took longer, and the sum of the seconds.
 Those that failed are in it, and in `failed` too.
@@ -20,11 +20,11 @@ from collections.abc import Generator
 from typing import Any
 
 from monarch_async._runtime.cell import Cell
-from monarch_async._runtime.context import SYNC, Handler, Message, State
+from monarch_async._runtime.context import SYNC, Handler, Message
 from monarch_async._runtime.resumed import Resumed
 from monarch_async.observe.metrics.families import CALL_BOUNDS, OTHER
 
-__all__ = ["Measured", "Tallies", "begin", "outcome_of"]
+__all__ = ["Measured", "Tallies", "first_step", "outcome_of"]
 
 _SUM = len(CALL_BOUNDS) + 1
 _LEAST = CALL_BOUNDS[0]
@@ -116,37 +116,23 @@ class _Measured(Resumed):
         return result
 
 
-def begin(cell: Cell, loop: asyncio.AbstractEventLoop, message: Message, handler: Handler) -> None:
-    """In place of `Cell._begin`, and with the same steps."""
+def first_step(cell: Cell, message: Message, handler: Handler) -> Resumed:
+    """In place of `Cell._first_step`: the same, and the time of it. Raises what that does, `StopIteration` if the handler has ended."""
     if type(handler) is not Measured:
-        Cell._begin(cell, loop, message, handler)
-        return
-    if not message.request:
-        cell.debt.owe(message)
-        if not cell.runtime.ticking:
-            cell.runtime.start_ticking()
-    task = cell.task
-    assert task is not None
-    cell.current = message
-    message.state = State.RUNNING
-    asyncio.tasks._enter_task(loop, task)
+        return Cell._first_step(cell, message, handler)
     start = _clock()
     try:
-        begun = cell.context.run(cell._first_step, message, handler.inner)
-    except StopIteration as end:
+        begun = Cell._first_step(cell, message, handler.inner)
+    except StopIteration:
         taken = _clock() - start
         tally = handler.tally
         tally[0 if taken <= _LEAST else bisect_left(CALL_BOUNDS, taken)] += 1
         tally[_SUM] += taken
-        cell._returned(message, end.value)
+        raise
     except BaseException as error:
         handler.failed(error, _clock() - start)
-        cell._raised(message, error)
-    else:
-        cell._handover = _Measured(begun, handler, start)
-        cell._wake_up()
-    finally:
-        asyncio.tasks._leave_task(loop, task)
+        raise
+    return _Measured(begun, handler, start)
 
 
 def outcome_of(error: BaseException) -> str:

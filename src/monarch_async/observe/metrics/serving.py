@@ -22,7 +22,7 @@ import stat
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-from monarch_async._runtime.jobfile import jobs_folder
+from monarch_async._runtime.jobfile import state_folder
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.ambient import current_runtime
 from monarch_async.errors import UsageError
@@ -114,7 +114,7 @@ def _check(host: str, token: str) -> None:
 
 def token_file() -> str:
     """Where the token is that is used by default. Raises `OSError` for a user without a home."""
-    return os.path.join(os.path.dirname(jobs_folder()), "metrics.token")
+    return os.path.join(state_folder(), "metrics.token")
 
 
 def _kept_token() -> str:

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy
 
-from monarch_async._channel.address import address_of
+from monarch_async._core.address import address_of
 
 
 def test_of_any_buffer() -> None:

@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -60,7 +59,6 @@ def fits(mine: Signature, other: Wire, *, shapes: bool) -> bool:
     return all(fits(mine_part, part, shapes=shapes) for mine_part, part in zip(mine.parts, parts, strict=True))
 
 
-@lru_cache(512)
 def digest(view: Signature, *, shapes: bool) -> int:
     """A number, of 63 bits, that is the same for views that fit together, as far as anybody can expect."""
     told = repr(_looked_at(view, shapes)).encode()

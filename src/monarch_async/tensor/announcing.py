@@ -14,7 +14,7 @@ from monarch_async.tensor.operation import Operation
 from monarch_async.tensor.rounds import Rounds, Said
 from monarch_async.tensor.signature import Wire, describe_mismatch, digest, fits, signature_from, to_wire
 
-__all__ = ["DIRECT", "Announcing"]
+__all__ = ["DIRECT", "Announcer", "Announcing"]
 
 DIRECT = 8
 """Members, up to which each tells each other one, which takes one step instead of several."""
@@ -26,7 +26,7 @@ Key = tuple[str, int]
 """Channel and number."""
 
 
-class Owner(Protocol):
+class Announcer(Protocol):
     """The group, as far as it is wanted here."""
 
     name: str
@@ -42,7 +42,7 @@ class Owner(Protocol):
 class Announcing:
     """Base of `Epoch`. Its methods are called on the loop."""
 
-    def __init__(self, owner: Owner, size: int) -> None:
+    def __init__(self, owner: Announcer, size: int) -> None:
         self.owner = owner
         self._size = size
         self.done: dict[int, str] = {}  # what each other member had last finished when it last announced something, by index

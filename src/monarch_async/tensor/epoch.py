@@ -31,8 +31,7 @@ from typing import Any, Protocol
 
 from monarch_async.errors import CollectiveMismatch
 from monarch_async.exchange import Wire, post
-from monarch_async.tensor import announcing
-from monarch_async.tensor.announcing import Announcing
+from monarch_async.tensor.announcing import Announcer, Announcing
 from monarch_async.tensor.backend import Backend
 from monarch_async.tensor.objects import Objects
 from monarch_async.tensor.operation import Operation
@@ -62,7 +61,7 @@ def token_of(terms: Terms) -> str:
     return hashlib.blake2b(repr(terms).encode(), digest_size=8).hexdigest()
 
 
-class Owner(announcing.Owner, Protocol):
+class Owner(Announcer, Protocol):
     """The group that an epoch is of."""
 
     address: tuple[Any, ...]  # of the group, before every message

@@ -31,6 +31,7 @@ from monarch_async._runtime.asking import ask
 from monarch_async._runtime.buffers import Buffers
 from monarch_async._runtime.cell import Cell
 from monarch_async._runtime.context import current_cell, current_message
+from monarch_async._runtime.copying import Copier
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.transfers import Job, Ref, Transfers
 from monarch_async.ambient import current_runtime, on_loop
@@ -256,8 +257,9 @@ def _halves_of(runtime: Runtime) -> tuple[Buffers, Transfers]:
     """What holds and what copies memory in this process, made when the first buffer is made or used here."""
     halves = _halves.get(runtime)
     if halves is None:
-        buffers = Buffers(runtime)
-        transfers = Transfers(runtime, buffers)
+        copier = Copier()
+        buffers = Buffers(runtime, copier)
+        transfers = Transfers(runtime, buffers, copier)
         runtime.service = {**runtime.service, **buffers.table, **transfers.table}
         halves = _halves[runtime] = buffers, transfers
     return halves

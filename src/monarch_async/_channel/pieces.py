@@ -11,6 +11,7 @@ Rules:
   the connection. Who has to expect that has the pieces copied first.
 * One thread sends or receives at a time. `shut` may be called in any: whoever sends or receives then gets an `OSError`.
 * Any error is the end of the connection.
+* Others that wait for the processor go first, between what takes some tenths of a millisecond.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from monarch_async._core.address import address_of
 from monarch_async._core.seal import SEAL_SIZE, Seal
+from monarch_async._core.yielding import give_way
 
 __all__ = ["PIECE", "DataSocket", "cut"]
 
@@ -78,10 +80,12 @@ class DataSocket:
                     _copy(data[start:], part)
                     start += len(part)
             tail = self._send_seal.sign_bulk(_head(size), data)
+            give_way()
             sent = self._socket.sendmsg((data, tail))
             if sent < size + SEAL_SIZE:  # a signal came
                 self._socket.sendall(data[sent:])
                 self._socket.sendall(tail[max(0, sent - size) :])
+            give_way()
 
     def receive(self, views: Sequence[memoryview], may: Callable[[], None]) -> None:
         """Write what comes there. Raises `OSError` and `ProtocolError`."""
@@ -91,12 +95,14 @@ class DataSocket:
             data = self._buffer[:size]
             digest = seal.begin_bulk()
             digest.update(data)
+            give_way()
             seal.check(bytes(self._buffer[size : size + SEAL_SIZE]), _head(size), digest.digest())
             may()
             start = 0
             for part in piece:
                 _copy(part, data[start:])
                 start += len(part)
+            give_way()
 
     def _fill(self, size: int) -> None:
         got = 0

@@ -1,6 +1,7 @@
 """Copies of memory that don't block the event loop: in threads, in slices, which can be stopped.
 
-Little is copied at once. More goes to a thread, and much of it to two, in slices: a copy that is cancelled ends with the slice it is at.
+Little is copied at once. More goes to a thread, and much of it to two, in slices: a copy that is cancelled ends with the slice it is at,
+and between two of them others that wait for the processor go first.
 Whoever awaits one goes on only when no thread touches the memory any more, cancelled or not.
 """
 
@@ -13,14 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from monarch_async._channel.cma import Piece
+from monarch_async._core.yielding import give_way
 
 __all__ = ["INLINE_COPY", "SLICE", "Copier", "run_all", "settle", "slices"]
 
 INLINE_COPY = 256 << 10
 """Up to so many bytes are copied on the loop: to wake a thread takes longer."""
-SLICE = 16 << 20
-"""Bytes between two looks whether to stop."""
-TWO_FROM = 2 * SLICE
+SLICE = 2 << 20
+"""Bytes between two looks whether to stop, or whether others wait: up to 0.4 ms."""
+TWO_FROM = 16 << 20
 """From so many bytes on, two threads copy: one alone can't have all that the memory gives."""
 
 
@@ -68,6 +70,7 @@ class Copier:
                 except BaseException:
                     stop.set()
                     raise
+                give_way()
 
         if self._threads is None:
             self._threads = ThreadPoolExecutor(2, "monarch_async copy")

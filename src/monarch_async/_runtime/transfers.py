@@ -103,9 +103,8 @@ class Backend(Protocol):
 class Transfers:
     """The copies that this process makes. Used on its loop only; `table` is what owners ask of it."""
 
-    def __init__(self, runtime: Runtime, buffers: Buffers) -> None:
+    def __init__(self, runtime: Runtime, buffers: Buffers, copier: Copier) -> None:
         self._runtime = runtime
-        copier = Copier()
         self._leases = Leases(runtime, copier)
         self._ucx = Ucx(runtime, buffers)
         self._data = DataConnections(runtime, buffers)

@@ -1,0 +1,39 @@
+"""Pages of this process's memory, for those who copy it from elsewhere.
+
+The kernel finds and pins each page of another process before it copies it (`cma`), which takes longer than the copying itself where
+pages have 4 KiB. Where 2 MiB of memory lie in one page it does so once for them all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from collections.abc import Iterator
+
+from monarch_async._channel.cma import Piece
+
+__all__ = ["HUGE", "blocks", "join"]
+
+HUGE = 2 << 20
+"""Bytes of a large page (x86-64, and 64-bit ARM with small pages of 4 KiB)."""
+_COLLAPSE = 25
+"""``MADV_COLLAPSE``, Linux 6.1."""
+_UNABLE = (errno.EINVAL, errno.ENOSYS, errno.EPERM)
+
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def blocks(address: int, size: int) -> Iterator[Piece]:
+    """The large pages that lie wholly in this memory, as pieces from and to themselves."""
+    for block in range(-(-address // HUGE) * HUGE, (address + size) // HUGE * HUGE, HUGE):
+        yield block, block, HUGE
+
+
+def join(block: int) -> bool:
+    """Have these 2 MiB of memory in one page, if there is one to be had; False if the system does that for no memory of this kind.
+
+    Nobody sees a change but in speed: contents and address stay. What was never touched takes memory from then on. Takes 0.6 ms, and some
+    more while the system has no such page at hand.
+    """
+    return not _madvise(block, HUGE, _COLLAPSE) or ctypes.get_errno() not in _UNABLE

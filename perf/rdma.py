@@ -2,7 +2,8 @@
 
     python perf/rdma.py [--rounds N] [--size MiB] [--ucx]
 
-Each figure is the median of rounds in which the copy and what it is compared with take turns, between warm memories. The other host is a
+Each figure is the median of rounds in which the copy and what it is compared with take turns, between warm memories: those of one host are read
+so often before that they have large pages, as memory has that is read again and again. The other host is a
 worker on loopback, so what passes has the MAC of links between hosts; the plain socket is between two blocking processes.
 """
 
@@ -35,6 +36,7 @@ __all__ = ["Row", "main", "measure"]
 MiB = 1 << 20
 BESIDE = 1024 * MiB
 PINGS = 1500
+WARM = 12
 
 
 class Owner(Actor):
@@ -85,7 +87,8 @@ async def against_memcpy(owner: Any, size: int, rounds: int, backend: str) -> li
     rows = []
     for write in (False, True):
         ours, copied = [], []
-        await rate(buffer, memory, write)
+        for _ in range(WARM):
+            await rate(buffer, memory, write)
         for _ in range(rounds):
             copied.append(statistics.median(memcpy_rates(size, 3)))
             ours.append(await rate(buffer, memory, write))

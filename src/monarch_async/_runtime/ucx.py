@@ -21,7 +21,6 @@ from monarch_async._channel.memory import view_of
 from monarch_async._runtime.asking import ask
 from monarch_async._runtime.buffers import Buffers, Part, Registration
 from monarch_async._runtime.context import Message
-from monarch_async._runtime.copying import SLICE
 from monarch_async._runtime.direct import Unusable
 from monarch_async._runtime.peer import Peer
 from monarch_async._runtime.runtime import Runtime
@@ -30,6 +29,8 @@ from monarch_async.ids import ProcAddress
 
 __all__ = ["Ucx"]
 
+SLICE = 16 << 20
+"""Bytes in one request to UCX."""
 WINDOW = 4
 """Slices of a batch that are under way at the same time."""
 

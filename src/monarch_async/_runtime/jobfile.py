@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from monarch_async._runtime.linux import stat_of
+
 __all__ = ["RELEASE", "JobFile", "birth_of", "default_name", "jobs_folder", "remove_job_file", "state_folder", "this_machine"]
 
 RELEASE = "0.1.0"
@@ -76,13 +78,8 @@ def remove_job_file(id: str) -> None:
 
 def birth_of(pid: int) -> int:
     """When a process was started, in the kernel's ticks since boot; 0 if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            line = file.read()
-    except OSError:
-        return 0
-    fields = line[line.rindex(b")") + 2 :].split()
-    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+    fields = stat_of(pid)
+    return 0 if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def default_name() -> str:

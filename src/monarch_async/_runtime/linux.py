@@ -19,6 +19,7 @@ __all__ = [
     "oom_kills",
     "open_descriptors",
     "set_process_name",
+    "stat_of",
 ]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -66,12 +67,19 @@ def children() -> list[int]:
 
 
 def _parent(pid: int) -> int:
+    fields = stat_of(pid)
+    return int(fields[1]) if fields else 0
+
+
+def stat_of(pid: int, thread: int = 0) -> list[bytes]:
+    """What stands in ``/proc/PID/stat`` of a process or one of its threads, from the third field on, its state; nothing if it is gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        with open(f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat", "rb") as file:
+            line = file.read()
     except OSError:
-        return 0
+        return []
     # The second field is the command in parentheses and may contain anything, so the fields are counted from its end.
-    return int(stat[stat.rindex(b")") + 1 :].split()[1])
+    return line[line.rindex(b")") + 1 :].split()
 
 
 def open_descriptors() -> set[int]:

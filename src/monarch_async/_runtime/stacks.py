@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from monarch_async._runtime.linux import stat_of
 from monarch_async._runtime.pulse import Pulse
 
 __all__ = [
@@ -146,11 +147,8 @@ def state_of(pid: int, thread: int = 0) -> str:
 
     Empty if it is gone.
     """
-    try:
-        stat = Path(f"/proc/{pid}/task/{thread or pid}/stat").read_bytes()
-    except OSError:
-        return ""
-    return chr(stat[stat.rindex(b")") + 2])
+    fields = stat_of(pid, thread or pid)
+    return fields[0].decode() if fields else ""
 
 
 async def dump_from_outside(pid: int, pulse: Pulse) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monarch_async._runtime.linux import stat_of
 from monarch_async._runtime.runtime import Runtime
 from monarch_async._runtime.stacks import render, state_of
 from monarch_async.errors import UsageError
@@ -43,12 +43,8 @@ def agent_of(runtime: Runtime) -> Agent:
 
 def usage(pid: int) -> Usage | None:
     """What the kernel says of a process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return int(fields[21]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[17])
+    fields = stat_of(pid)
+    return (int(fields[21]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[17])) if fields else None
 
 
 def procs(runtime: Runtime, others: Sequence[str] = ()) -> tuple[str, list[tuple[Any, ...]]]:

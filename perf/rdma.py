@@ -2,8 +2,9 @@
 
     python perf/rdma.py [--rounds N] [--size MiB] [--ucx]
 
-Each figure is the median of rounds in which the copy and what it is compared with take turns, between warm memories: those of
-one host are copied so often before that they have large pages, as memory has that is read again and again. The other host is a worker on loopback, so what passes has the MAC of links between hosts; the plain socket is between two blocking processes.
+Each figure is the median of rounds in which the copy and what it is compared with take turns, between warm memories: those of one host are
+copied so often before that they have large pages, as memory has that is read again and again. The other host is a worker on loopback, so
+what passes has the MAC of links between hosts; the plain socket is between two blocking processes.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Sequence
+from importlib import import_module
 from typing import Any, Self, TypeVar, cast
 
 from monarch_async._core.binding import compile_binder
@@ -155,6 +156,11 @@ class ActorMesh(MeshOps):
     def initialized(self) -> Future[Self]:
         """Monarch's way to wait for the constructors; the same as awaiting the mesh, as a future with `get`."""
         return as_future(self._runtime, _ready(self))
+
+    async def communicator(self, **settings: Any) -> Any:
+        """`monarch_async.tensor.communicator` of this mesh or slice, for its members: how they do collective operations together."""
+        tensor = import_module("monarch_async.tensor.actor")  # a library above this module, and it takes torch
+        return await tensor.communicator(self, **settings)
 
     def stop(self, reason: str = "") -> Future[None]:
         """Stop every member: cancel what runs, drop what is queued, clean up. A second stop does nothing.

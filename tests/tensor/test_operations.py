@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from monarch_async import ProcMesh
-from tests.tensor import work
+from tests.tensor import odd, work
 from tests.tensor.members import Member, OverGloo
 
 Spawn = Callable[..., tuple[ProcMesh, Any]]
@@ -32,6 +32,9 @@ async def test_every_operation(spawn: Spawn, kind: type[Member]) -> None:
         await members.run.call(function)
     assert [[0, 2], [1, 3], [0, 2], [1, 3]] == list((await members.run.call(ranks, "dp")).values())
     assert [[0, 1], [0, 1], [2, 3], [2, 3]] == list((await members.run.call(ranks, "tp")).values())
+    for function in (odd.strided_everywhere, odd.seldom, odd.seen_otherwise, odd.empty, odd.not_to_be_written, odd.coalesced_wrongly):
+        await members.run.call(function)
+    assert [["odd.py"] * 5] * 4 == list((await members.run.call(odd.lines)).values())
     await members.run.call(refused)
     assert {0} == set((await members.run.call(epoch)).values())
 

@@ -51,6 +51,8 @@ async def communicator(
 ) -> Communicator:
     """The same for an actor of any class, called in all members: the group of its mesh, or of a slice of that which the actor is in.
 
+    It has the dimensions of `mesh` as that is: sliced, split, renamed. ``await mesh.communicator()`` is the same.
+
     Returns once the group is formed. Raises `UsageError` outside of actors, and for a mesh that the actor is no member of.
     """
     comm = own_communicator(backend, timeout, check)
@@ -58,6 +60,6 @@ async def communicator(
         me = this_membership()
         if not isinstance(mesh, ActorMesh) or me is None or mesh._key != me.key:
             raise UsageError(f"{mesh!r} is no mesh of which this actor is a member: the members of a mesh call this, each for itself")
-        comm = comm.subset([rank for _, rank in mesh.members()])
+        comm = comm.arranged([rank for _, rank in mesh.members()], mesh.extent)
     await comm.ready()
     return comm

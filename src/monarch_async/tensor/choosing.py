@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from monarch_async.errors import UsageError
 from monarch_async.peering import SUPPORTED, Peering
 from monarch_async.tensor.backend import Backend, GlooBackend
@@ -11,7 +13,7 @@ from monarch_async.tensor.hierarchical import HierarchicalBackend
 from monarch_async.tensor.host import HostBackend
 from monarch_async.tensor.hosts import members_by_host
 from monarch_async.tensor.membership import Circle
-from monarch_async.tensor.nccl import NcclBackend
+from monarch_async.tensor.nccl import NcclBackend, device_of
 
 __all__ = ["BACKENDS", "backend_of", "maker_of"]
 
@@ -22,8 +24,10 @@ def backend_of(circle: Circle, name: str, ranks: tuple[int, ...]) -> type[Backen
     """The kind of backend by this name for a group; with ``auto`` the best one for tensors in host memory: shared memory where all members
     are on one host, that and gloo where some are, else gloo. All members come to the same: hosts are told apart by their names alone.
 
-    Raises `UsageError` for ``shm`` where the members are not all on this host.
+    Raises `UsageError` for ``shm`` where the members are not all on this host, and for ``nccl`` where there is no CUDA device.
     """
+    if name == "nccl" and not torch.cuda.is_available():
+        raise UsageError("backend='nccl' is for tensors on CUDA devices, and this process has none: use 'auto'")
     if name not in ("auto", "shm"):
         return BACKENDS[name]
     peering = Peering(circle.me.runtime)
@@ -46,6 +50,8 @@ def maker_of(circle: Circle, ranks: tuple[int, ...], kind: type[Backend]) -> Cal
             return HostBackend(host, Peering(me.runtime), addresses)
         if kind is HierarchicalBackend:
             return HierarchicalBackend(host, Peering(me.runtime), addresses, ranks.index(me.rank))
+        if kind is NcclBackend:
+            return NcclBackend(host, device_of(me.runtime.loop))
         return kind(host)  # type: ignore[call-arg]
 
     return make

@@ -7,8 +7,7 @@ awaited for the result, or, in a `def` endpoint, asked with ``get()``. Nothing b
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,12 +18,12 @@ from monarch_async.errors import UsageError
 from monarch_async.exchange import this_membership
 from monarch_async.future import Future, as_future
 from monarch_async.shape import Extent
-from monarch_async.tensor.batch import Batch
-from monarch_async.tensor.choosing import BACKENDS, backend_of, maker_of
-from monarch_async.tensor.compression import Compression, Turns
-from monarch_async.tensor.group import Check, Group
+from monarch_async.tensor.batch import Coalescing
+from monarch_async.tensor.choosing import BACKENDS
+from monarch_async.tensor.compression import Compression
+from monarch_async.tensor.group import Check
 from monarch_async.tensor.ledger import LedgerEntry, callers_line
-from monarch_async.tensor.membership import Circle, circle_of
+from monarch_async.tensor.membership import circle_of
 from monarch_async.tensor.moving import (
     make_all_gather,
     make_all_to_all,
@@ -34,11 +33,13 @@ from monarch_async.tensor.moving import (
     make_scatter,
     make_transfer,
 )
+from monarch_async.tensor.nccl import in_current_stream
 from monarch_async.tensor.operation import Operation
 from monarch_async.tensor.reducing import make_all_reduce, make_reduce, make_reduce_scatter
 from monarch_async.tensor.reductions import Reduction
 from monarch_async.tensor.signature import Signature
 from monarch_async.tensor.staged import check_tensors
+from monarch_async.tensor.team import Team, Teams
 from monarch_async.tensor.world import global_ranks
 
 __all__ = ["DEFAULT_TIMEOUT", "Communicator", "own_communicator"]
@@ -59,19 +60,14 @@ class Communicator:
     otherwise. Wrong arguments raise `UsageError` or `TypeError` at the call.
     """
 
-    def __init__(
-        self, circle: Circle, dims: tuple[str, ...], ranks: tuple[int, ...], parent: Communicator | None, settings: Settings
-    ) -> None:
-        self._circle = circle
-        self._dims = dims
-        self._settings = settings
-        self._parent = parent
-        self._batch: Batch | None = None
-        name = circle.me.name if parent is None else f"{circle.me.name}[{' '.join([*dims, ','.join(map(str, ranks))])}]"
-        backend, timeout, check = settings
-        self._kind = backend_of(circle, backend, ranks)
-        self._group = Group(circle, ranks, name, maker_of(circle, ranks, self._kind), timeout, check)
-        self._compressed = Turns(self._group)
+    def __init__(self, teams: Teams, team: Team, extent: Extent) -> None:
+        self._teams = teams
+        self._team = team
+        self._extent = extent
+        self._circle = teams.circle
+        self._group = team.group
+        self._kind = team.kind
+        self._compressed = team.turns
 
     # Who it is.
 
@@ -89,9 +85,8 @@ class Communicator:
 
     @property
     def extent(self) -> Extent:
-        """The dimensions of the mesh that this group runs along."""
-        whole = self._circle.me.extent
-        return Extent.of(**{label: whole[label] for label in self._dims})
+        """The dimensions of the mesh that this group runs along; of a subset ``{"ranks": size}``."""
+        return self._extent
 
     @property
     def epoch(self) -> int:
@@ -114,18 +109,16 @@ class Communicator:
 
         Made when it is first asked for, and it forms when all its members have. Raises `KeyError` for a dimension that the mesh has not.
         """
-        names = (dims,) if isinstance(dims, str) else tuple(dims)
+        names = {dims} if isinstance(dims, str) else {*dims}
+        extent = self._extent
         for name in names:
-            if name not in self._dims:
-                raise KeyError(f"{self._group.name} has the dimensions {', '.join(self._dims) or 'none'}, and no {name!r}")
-        extent = self._circle.me.extent
-        chosen = tuple(label for label in self._dims if label in names)
-        here = extent.point(self._circle.me.rank)
-        free = set(chosen)
-        ranks = tuple(
-            rank for rank in self.ranks if all(label in free or extent.point(rank)[label] == here[label] for label in extent.labels)
-        )
-        return self._part(chosen, ranks)
+            if name not in extent:
+                raise KeyError(f"{self._group.name} has the dimensions {', '.join(extent.labels) or 'none'}, and no {name!r}")
+        here = extent.point(self.rank)
+        fixed = [label for label in extent if label not in names]
+        points = map(extent.point, range(self.size))
+        ranks = tuple(rank for rank, point in zip(self.ranks, points, strict=True) if all(point[label] == here[label] for label in fixed))
+        return self.arranged(ranks, Extent.of(**{label: size for label, size in extent.items() if label in names}))
 
     def subset(self, ranks: Sequence[int]) -> Communicator:
         """A group of some members, by their ranks in the mesh; it forms when all of them have asked for it, and needs no other.
@@ -133,25 +126,20 @@ class Communicator:
         Raises `UsageError` where this member is none of them.
         """
         chosen = tuple(sorted(set(ranks)))
-        if not set(chosen) <= set(self.ranks) or self._circle.me.rank not in chosen:
+        self._require(chosen)
+        return self.arranged(chosen, Extent.of(ranks=len(chosen)))
+
+    def arranged(self, ranks: Sequence[int], extent: Extent) -> Communicator:
+        """A group of some members, in this order, and with these dimensions, as those of a slice of the mesh.
+
+        Raises `UsageError` where this member is none of them.
+        """
+        self._require(ranks)
+        return on_loop(self._circle.runtime, lambda: _seen(self._teams, tuple(ranks), extent))
+
+    def _require(self, ranks: Sequence[int]) -> None:
+        if not set(ranks) <= set(self.ranks) or self._circle.me.rank not in ranks:
             raise UsageError(f"a subset of {list(self.ranks)} with rank {self._circle.me.rank} in it is wanted, not {list(ranks)}")
-        return self._part((), chosen)
-
-    def _part(self, dims: tuple[str, ...], ranks: tuple[int, ...]) -> Communicator:
-        root = self
-        while root._parent is not None:
-            root = root._parent
-        if ranks == root.ranks:
-            return root
-        parts = root._parts
-        if ranks not in parts:
-            parts[ranks] = on_loop(self._circle.runtime, lambda: Communicator(self._circle, dims, ranks, root, self._settings))
-        return parts[ranks]
-
-    @property
-    def _parts(self) -> dict[tuple[int, ...], Communicator]:
-        parts: dict[tuple[int, ...], Communicator] = self.__dict__.setdefault("_made", {})
-        return parts
 
     # What torch takes.
 
@@ -177,7 +165,7 @@ class Communicator:
         return as_future(self._circle.runtime, self._device_mesh())
 
     async def _device_mesh(self) -> DeviceMesh:
-        names = self._dims or ("ranks",)
+        names = self._extent.labels or ("ranks",)
         groups = [self] if len(names) == 1 else [self[name] for name in names]
         await self._group.wait_ready()
         for group in groups:
@@ -191,14 +179,16 @@ class Communicator:
         device = self._kind.device_type
         if len(names) == 1:
             return DeviceMesh.from_group(self.process_group, device, mesh_dim_names=names)
-        table = torch.tensor(places).view([self._circle.me.extent[name] for name in names])
+        table = torch.tensor(places).view(self._extent.sizes)
         return DeviceMesh.from_group([group.process_group for group in groups], device, mesh=table, mesh_dim_names=names)
 
     # Operations.
 
     def _run(self, operation: Operation, timeout: float | None) -> Future[Any]:
         line = callers_line()
-        batch = self._batch
+        if self._kind.device_type == "cuda":
+            in_current_stream(operation)
+        batch = self._team.batch
         if batch is not None:
             return batch.add(operation, self._circle.runtime)
         return on_loop(self._circle.runtime, lambda: self._group.submit(operation, timeout, line))
@@ -226,7 +216,7 @@ class Communicator:
         """
         if compress is not None:
             check_tensors(self._kind, tensor)
-            alone = premul is None and self._batch is None
+            alone = premul is None and self._team.batch is None
             return self._compressed.all_reduce(self, tensor, op, compress, key, timeout, alone)
         return self._run(make_all_reduce(self._kind, self.size, tensor, op, premul), timeout)
 
@@ -308,41 +298,20 @@ class Communicator:
     def coalesce(self, *, timeout: float | None = None) -> Coalescing:
         """Do several operations as one: ``async with comm.coalesce():`` begins what is called inside when it is left, and waits for it.
 
-        Members agree once for all of them. What the calls inside return is done then.
+        Members agree once for all of them. What the calls inside return is done then, and is not to be awaited before. The block may be
+        open for as long as an operation may take.
         """
-        return Coalescing(self, timeout)
+        limit = self._group.timeout if timeout is None else timeout
+        return Coalescing(self._team, lambda whole: self._run(whole, timeout), limit)
 
 
-class Coalescing:
-    """See `Communicator.coalesce`."""
-
-    def __init__(self, comm: Communicator, timeout: float | None) -> None:
-        self._comm = comm
-        self._timeout = timeout
-
-    async def __aenter__(self) -> Self:
-        if self._comm._batch is not None:
-            raise UsageError("operations are being coalesced already: leave that block first")
-        self._comm._batch = Batch()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        batch, self._comm._batch = self._comm._batch, None
-        assert batch is not None
-        if error is not None:
-            batch.fail(error)
-            return
-        if batch.operations:
-            whole = self._comm._run(batch.as_one(), self._timeout)
-            try:
-                batch.settle(await whole)
-            except BaseException as trouble:
-                batch.fail(trouble)
-                raise
-
-
-Settings = tuple[str, float, Check]
-"""Backend, timeout, what is checked."""
+def _seen(teams: Teams, ranks: tuple[int, ...], extent: Extent) -> Communicator:
+    """The communicator of a team along these dimensions: the same whenever it is asked for. On the loop."""
+    views: dict[tuple[tuple[int, ...], Extent], Communicator] = teams.__dict__.setdefault("communicators", {})
+    key = ranks, extent
+    if key not in views:
+        views[key] = Communicator(teams, teams.of(ranks), extent)
+    return views[key]
 
 
 def own_communicator(backend: str, timeout: float, check: Check) -> Communicator:
@@ -357,11 +326,9 @@ def own_communicator(backend: str, timeout: float, check: Check) -> Communicator
 
     def make_one() -> Communicator:
         circle = circle_of(me)
-        found: Communicator | None = circle.__dict__.get("communicator")
-        if found is None:
-            labels = tuple(me.extent.labels)
-            found = Communicator(circle, labels, tuple(range(me.extent.nelements)), None, (backend, timeout, check))
-            circle.__dict__["communicator"] = found
-        return found
+        teams: Teams | None = circle.__dict__.get("teams")
+        if teams is None:
+            teams = circle.__dict__["teams"] = Teams(circle, (backend, timeout, check))
+        return _seen(teams, tuple(range(me.extent.nelements)), me.extent)
 
     return on_loop(me.runtime, make_one)

@@ -43,6 +43,7 @@ from monarch_async.tensor.compressors import (
     Traffic,
 )
 from monarch_async.tensor.group import Group
+from monarch_async.tensor.ledger import asked_at, callers_line
 from monarch_async.tensor.reductions import HEAVY
 
 __all__ = ["BF16", "FP8", "FP16", "Compression", "PowerSGD", "Traffic", "Turns", "ddp_hook"]
@@ -84,12 +85,14 @@ class Turns:
         if not alone:
             raise UsageError("compress= goes with neither premul= nor coalesce()")
         compress.check(tensor, op, key)
-        return as_future(self.group.circle.runtime, self._steps(comm, tensor, op == "mean", compress, key, timeout))
+        line = callers_line()
+        return as_future(self.group.circle.runtime, self._steps(comm, tensor, op == "mean", compress, key, timeout, line))
 
     async def _steps(
-        self, comm: Comm, tensor: torch.Tensor, mean: bool, compress: Compression, key: Hashable, timeout: float | None
+        self, comm: Comm, tensor: torch.Tensor, mean: bool, compress: Compression, key: Hashable, timeout: float | None, line: str
     ) -> torch.Tensor:
-        """All steps of one sum, in turn."""
+        """All steps of one sum, in turn, in a task of its own."""
+        asked_at.set(line)
         failures = self.failures
         known = False  # whether the other members hear of what goes wrong here, from an operation under way
         try:

@@ -20,7 +20,7 @@ import torch
 
 from monarch_async.tensor.backend import Backend, Running
 from monarch_async.tensor.operation import Operation
-from monarch_async.tensor.reductions import Reduction, combine
+from monarch_async.tensor.reductions import Reduction, combine, wide_for
 from monarch_async.tensor.signature import Signature
 
 __all__ = ["is_small", "pack", "small_broadcast", "small_reduction", "unpack"]
@@ -28,7 +28,6 @@ __all__ = ["is_small", "pack", "small_broadcast", "small_reduction", "unpack"]
 MOST = 1 << 11
 TOLD = 1 << 16
 MEMBERS = 8
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def is_small(backend: type[Backend], tensor: torch.Tensor, size: int) -> bool:
@@ -62,7 +61,7 @@ class _Views:
 
 def small_reduction(signature: Signature, tensor: torch.Tensor, op: Reduction, premul: float | None, into: bool) -> Operation:
     """A reduction into every member's tensor, or where it is `into` this one's."""
-    wide = _WIDE.get(tensor.dtype, tensor.dtype)
+    wide = wide_for(tensor.dtype)
     given = tensor.detach()
     if premul is not None:
         given = given.to(wide) * premul

@@ -9,14 +9,17 @@ import os
 import sys
 import time
 from collections import deque
+from contextvars import ContextVar
 from types import FrameType
 from typing import NamedTuple
 
 from monarch_async.instrument import on_collective
 
-__all__ = ["Entry", "GroupReport", "Ledger", "LedgerEntry", "callers_line"]
+__all__ = ["Entry", "GroupReport", "Ledger", "LedgerEntry", "asked_at", "callers_line"]
 
 KEPT = 256
+asked_at: ContextVar[str] = ContextVar("asked_at", default="")
+"""The line of the user's code that a task of this package works for, which is not on the task's stack."""
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -102,6 +105,9 @@ class Ledger:
 
 def callers_line() -> str:
     """Where the user's code called into this package: ``file.py:12``."""
+    told = asked_at.get()
+    if told:
+        return told
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back

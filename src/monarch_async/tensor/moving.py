@@ -24,7 +24,7 @@ from monarch_async.tensor.inline import is_small, pack, small_broadcast, unpack
 from monarch_async.tensor.operation import Operation
 from monarch_async.tensor.reductions import carrier_to_move
 from monarch_async.tensor.signature import Signature
-from monarch_async.tensor.staged import Exchange, Kind, Size, Staged, check_tensors, dtype_named, is_heavy, kind_of
+from monarch_async.tensor.staged import Exchange, Kind, Size, Staged, check_target, check_tensors, dtype_named, is_heavy, kind_of
 
 __all__ = [
     "make_all_gather",
@@ -39,6 +39,8 @@ __all__ = [
 
 def make_broadcast(backend: Kind, size: int, me: int, tensor: torch.Tensor, source: int) -> Operation:
     check_tensors(backend, tensor)
+    if me != source:
+        check_target(tensor)
     signature = Signature("broadcast", (f"from {source}", *kind_of(tensor), tuple(tensor.shape)))
     if is_small(backend, tensor, size):
         return small_broadcast(signature, tensor, me, source)
@@ -165,6 +167,8 @@ def make_barrier() -> Operation:
 def make_transfer(backend: Kind, me: int, source: int, to: int, tensor: torch.Tensor | None) -> Operation:
     """Point to point: the sender's half, or the receiver's, which may leave the tensor to be made."""
     check_tensors(backend, *([tensor] if tensor is not None else []))
+    if tensor is not None and me == to:
+        check_target(tensor)
     staged = Staged(tensor, carrier_to_move(backend, tensor.dtype), bits=True) if tensor is not None else None
     received: list[torch.Tensor] = []
     other = to if me == source else source

@@ -6,6 +6,8 @@ is there, and not only when it is queued.
 
 Rules:
 
+* An operation belongs to the stream that is current where it is called (`in_current_stream`), and a backend to the device that is current
+  in the loop's thread (`device_of`).
 * NCCL's watchdog must not end the process: its handling of errors is switched off, and what is stuck or broken is aborted from above.
 * The store of the rendezvous is one of torch's own, hosted by the first member on a port that the system chooses: NCCL's threads ask it at
   times of their own, and must not need the interpreter for that.
@@ -13,8 +15,10 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -23,10 +27,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from monarch_async.tensor.backend import FOREVER, TorchBackend
+from monarch_async.tensor.backend import FOREVER, Backend, TorchBackend
+from monarch_async.tensor.operation import Operation
 from monarch_async.tensor.running import Running, Told
+from monarch_async.tensor.signature import Signature
 
-__all__ = ["NcclBackend"]
+__all__ = ["NcclBackend", "device_of", "in_current_stream"]
+
+PATIENCE = 10.0
+"""Seconds for which the loop may take to say which device is current."""
 
 Stream: Any = torch.cuda.Stream
 Event: Any = torch.cuda.Event
@@ -66,17 +75,61 @@ class _OnDevice:
         self._threads.submit(wait)
 
 
+def device_of(loop: asyncio.AbstractEventLoop) -> torch.device:
+    """The device that is current in a loop's thread, where actors choose it: each thread has its own. For other threads, which wait."""
+
+    async def current() -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())
+
+    return asyncio.run_coroutine_threadsafe(current(), loop).result(PATIENCE)
+
+
+def in_current_stream(operation: Operation) -> None:
+    """Whatever an operation does on the device it does in the stream that is current now, where it is called, and not in the one that is
+    current where it happens to begin or end."""
+    stream: Any = torch.cuda.current_stream()
+    launch, prepare, finish = operation.launch, operation.prepare, operation.finish
+    moved = False
+
+    def begin(backend: Backend, views: Sequence[Signature]) -> Running | None:
+        nonlocal moved
+        assert launch is not None
+        with torch.cuda.stream(stream):
+            running = launch(backend, views)
+        moved = running is not None
+        return running
+
+    def make(backend: Backend) -> None:
+        assert prepare is not None
+        with torch.cuda.stream(stream):
+            prepare(backend)
+
+    def end() -> Any:
+        assert finish is not None
+        with torch.cuda.stream(stream):
+            value = finish()
+            if moved:  # else this is the loop's thread, and nothing was done
+                event = Event()
+                event.record()
+                event.synchronize()
+        return value
+
+    operation.launch = begin if launch is not None else None
+    operation.prepare = make if prepare is not None else None
+    operation.finish = end if finish is not None else None
+
+
 class NcclBackend(TorchBackend):
-    """Over NCCL, on the device that is current where it connects."""
+    """Over NCCL, on this device, or the one that is current here."""
 
     name: ClassVar[str] = "nccl"
     torch_name: ClassVar[str] = "nccl"
     device_type: ClassVar[str] = "cuda"
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, device: torch.device | None = None) -> None:
         super().__init__()
         self._host = host
-        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._device = device or torch.device("cuda", torch.cuda.current_device())
         self._threads = ThreadPoolExecutor(4, "monarch_async nccl")
         self._store: TCPStore | None = None
         self._aborted = threading.Event()

@@ -14,9 +14,9 @@ from monarch_async.errors import UsageError
 from monarch_async.tensor.backend import Backend, Running, ScatteringBackend
 from monarch_async.tensor.inline import is_small, small_reduction
 from monarch_async.tensor.operation import Operation
-from monarch_async.tensor.reductions import Reduction, carrier_to_reduce, check_reduction, combine, torch_op
+from monarch_async.tensor.reductions import Reduction, carrier_to_reduce, check_reduction, combine, torch_op, wide_for
 from monarch_async.tensor.signature import Signature
-from monarch_async.tensor.staged import Exchange, Kind, Staged, check_tensors, is_heavy, kind_of
+from monarch_async.tensor.staged import Exchange, Kind, Staged, check_target, check_tensors, is_heavy, kind_of
 
 __all__ = ["make_all_reduce", "make_reduce", "make_reduce_scatter"]
 
@@ -24,10 +24,12 @@ __all__ = ["make_all_reduce", "make_reduce", "make_reduce_scatter"]
 def make_all_reduce(backend: Kind, size: int, tensor: torch.Tensor, op: Reduction, premul: float | None) -> Operation:
     check_tensors(backend, tensor)
     check_reduction(op, tensor.dtype, premul)
+    check_target(tensor)
+    carrier = carrier_to_reduce(backend, tensor.dtype)
     signature = Signature("all_reduce", (op, *kind_of(tensor), tuple(tensor.shape)))
     if is_small(backend, tensor, size):
         return small_reduction(signature, tensor, op, premul, True)
-    staged = Staged(tensor, carrier_to_reduce(backend, tensor.dtype), bits=False, factor=premul)
+    staged = Staged(tensor, carrier, bits=False, factor=premul)
 
     def launch(backend: Backend, views: Sequence[Signature]) -> Running | None:
         return backend.all_reduce(staged.flat, torch_op(op, backend)) if tensor.numel() else None
@@ -45,11 +47,14 @@ def make_all_reduce(backend: Kind, size: int, tensor: torch.Tensor, op: Reductio
 def make_reduce(backend: Kind, size: int, me: int, tensor: torch.Tensor, to: int, op: Reduction, premul: float | None) -> Operation:
     check_tensors(backend, tensor)
     check_reduction(op, tensor.dtype, premul)
+    if me == to:
+        check_target(tensor)
+    carrier = carrier_to_reduce(backend, tensor.dtype)
     signature = Signature("reduce", (op, f"to {to}", *kind_of(tensor), tuple(tensor.shape)))
     if is_small(backend, tensor, size):
         return small_reduction(signature, tensor, op, premul, me == to)
     # Where the result does not go, the backend may use the tensor to calculate in.
-    staged = Staged(tensor, carrier_to_reduce(backend, tensor.dtype), bits=False, factor=premul, copy=me != to)
+    staged = Staged(tensor, carrier, bits=False, factor=premul, copy=me != to)
 
     def launch(backend: Backend, views: Sequence[Signature]) -> Running | None:
         return backend.reduce(staged.flat, to, torch_op(op, backend)) if tensor.numel() else None
@@ -70,6 +75,7 @@ def make_reduce_scatter(
 ) -> Operation:
     check_tensors(backend, tensor)
     check_reduction(op, tensor.dtype, premul)
+    carrier_to_reduce(backend, tensor.dtype)  # or it can't be
     if not tensor.dim():
         raise UsageError("reduce_scatter splits a tensor along its first dimension, and a single number has none")
     if sizes is None:
@@ -80,7 +86,7 @@ def make_reduce_scatter(
         raise UsageError(f"sizes={list(sizes)} do not split {tensor.shape[0]} rows among {size} members")
     if backend.scatters and len(set(sizes)) == 1 and backend.reduces(tensor.dtype) and tensor.numel():
         return _scatter_directly(tensor, op, premul, size)
-    given = tensor.detach() if premul is None else tensor.detach() * premul
+    given = tensor.detach() if premul is None else (tensor.detach().to(wide_for(tensor.dtype)) * premul).to(tensor.dtype)
     parts = torch.split(given, list(sizes))
     exchange = Exchange(backend, me, parts, kind_of(tensor))
 
@@ -89,8 +95,7 @@ def make_reduce_scatter(
 
     def finish() -> torch.Tensor:
         got = [part for part in exchange.results() if part is not None]
-        wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}.get(tensor.dtype, tensor.dtype)
-        result = combine([part.to(wide) for part in got], op)
+        result = combine([part.to(wide_for(tensor.dtype)) for part in got], op)
         if op == "mean":
             result /= size
         return result.to(tensor.dtype)

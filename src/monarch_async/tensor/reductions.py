@@ -10,7 +10,7 @@ import torch.distributed as dist
 from monarch_async.errors import UsageError
 from monarch_async.tensor.backend import Backend
 
-__all__ = ["HEAVY", "Reduction", "carrier_to_move", "carrier_to_reduce", "check_reduction", "combine", "torch_op"]
+__all__ = ["HEAVY", "Reduction", "carrier_to_move", "carrier_to_reduce", "check_reduction", "combine", "torch_op", "wide_for"]
 
 Reduction = Literal["sum", "mean", "min", "max", "product"]
 _NAMES = get_args(Reduction)
@@ -51,6 +51,11 @@ def carrier_to_reduce(backend: type[Backend], dtype: torch.dtype) -> torch.dtype
     if dtype.is_floating_point:
         return torch.float32
     raise TypeError(f"{dtype} can't be reduced: convert the tensor first")
+
+
+def wide_for(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of `dtype` are combined by this process: one that has more digits, where these are few."""
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
 
 def carrier_to_move(backend: type[Backend], dtype: torch.dtype) -> torch.dtype:

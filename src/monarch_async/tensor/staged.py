@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from monarch_async.errors import UsageError
 from monarch_async.tensor.backend import Backend, Running
 from monarch_async.tensor.reductions import HEAVY, carrier_to_move
 
-__all__ = ["Exchange", "Kind", "Size", "Staged", "check_tensors", "dtype_named", "is_heavy", "kind_of"]
+__all__ = ["Exchange", "Kind", "Size", "Staged", "check_target", "check_tensors", "dtype_named", "is_heavy", "kind_of"]
 
 Kind = type[Backend]
 Size = tuple[int, ...]
@@ -28,6 +29,12 @@ def check_tensors(backend: Kind, *tensors: Any) -> None:
             raise TypeError(f"a dense tensor is wanted, not {tensor!r}")
         if tensor.device.type != backend.device_type:
             raise TypeError(f"the backend {backend.name!r} moves tensors on {backend.device_type!r}, and this one is on {tensor.device}")
+
+
+def check_target(tensor: torch.Tensor) -> None:
+    """Raises `UsageError` for one that can't be written to, since several of its elements are one number in memory."""
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise UsageError(f"several elements of this tensor are one number in memory (strides {tensor.stride()}): clone() it first")
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -49,7 +56,9 @@ class Staged:
         self._bits = bits  # move the bytes as they are, do not convert
         self._factor = factor
         same = carrier == tensor.dtype or bits or tensor.dtype.is_complex
-        self.copies = copy or factor is not None or not tensor.is_contiguous() or not same
+        # What is to be conjugated or negated when it is read is not in memory as it is.
+        as_it_is = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        self.copies = copy or factor is not None or not as_it_is or not same
         self.flat: torch.Tensor
         if not self.copies:
             self.flat = self._view(self._tensor.view(-1))

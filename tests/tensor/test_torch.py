@@ -1,4 +1,4 @@
-"""What torch makes of our groups: DDP, FSDP, DTensor and DeviceMesh take them, of more than one mesh in a process, and after a restart."""
+"""What torch makes of our groups: DDP, FSDP, DTensor and DeviceMesh take them, of more than one mesh in a process."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ awaited for the result, or, in a `def` endpoint, asked with ``get()``. Nothing b
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from monarch_async.ambient import on_loop
-from monarch_async.errors import UsageError
+from monarch_async.errors import PeerLost, UsageError
 from monarch_async.exchange import this_membership
 from monarch_async.future import Future, as_future
 from monarch_async.shape import Extent
@@ -167,6 +168,10 @@ class Communicator:
     async def _device_mesh(self) -> DeviceMesh:
         names = self._extent.labels or ("ranks",)
         groups = [self] if len(names) == 1 else [self[name] for name in names]
+        whole = self._teams.whole.group
+        if whole.number < 0:  # by whose ranks torch is to name the members, unless it can't be formed
+            with contextlib.suppress(PeerLost):
+                await whole.wait_ready()
         await self._group.wait_ready()
         for group in groups:
             await group._group.wait_ready()
@@ -329,6 +334,6 @@ def own_communicator(backend: str, timeout: float, check: Check) -> Communicator
         teams: Teams | None = circle.__dict__.get("teams")
         if teams is None:
             teams = circle.__dict__["teams"] = Teams(circle, (backend, timeout, check))
-        return _seen(teams, tuple(range(me.extent.nelements)), me.extent)
+        return _seen(teams, teams.whole.group.ranks, me.extent)
 
     return on_loop(me.runtime, make_one)

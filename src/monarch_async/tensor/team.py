@@ -39,6 +39,11 @@ class Teams:
         self._settings = settings
         self._made: dict[tuple[int, ...], Team] = {}
 
+    @property
+    def whole(self) -> Team:
+        """That of all members."""
+        return self.of(tuple(range(self.circle.me.extent.nelements)))
+
     def of(self, ranks: tuple[int, ...]) -> Team:
         """That of these ranks, which begins to form when it is first asked for."""
         if ranks not in self._made:

@@ -1,8 +1,9 @@
 """Making a group known to `torch.distributed`, so that DDP, FSDP, DTensor and `DeviceMesh` take it, and unknown again.
 
 torch has one table of groups for a process, and one *default* group, whose ranks name the members of all others. The first group that is
-entered while there is none becomes the default, until it is over; others say where their members are in that. A default group that the
-program itself has made is left alone.
+entered while there is none becomes the default, until it is over, or until one is entered that has more members besides all of its own:
+groups of a part of a mesh may form before that of the whole. Others say where their members are in the default one. One that the program
+itself has made is left alone.
 
 This is the only module that writes to torch's private tables. Rules: nothing here blocks or talks to other members, so that not all of them
 need take part; an epoch's group is entered once and removed once.
@@ -25,6 +26,8 @@ c10d: Any = distributed_c10d
 _lock = threading.Lock()
 _default: tuple[Any, tuple[str, ...]] | None = None
 """The default group, where it is one of ours, and the processes of its members."""
+_entered: dict[dist.ProcessGroup, tuple[str, ...]] = {}
+"""All of ours, and the processes of their members."""
 
 
 def enter(group: dist.ProcessGroup, name: str, description: str, backend: str, store: Store, procs: Sequence[str]) -> None:
@@ -36,19 +39,29 @@ def enter(group: dist.ProcessGroup, name: str, description: str, backend: str, s
         tables: Any = group
         tables._set_group_name(name)
         tables._set_group_desc(description)
-        if world.default_pg is None:
+        _entered[group] = tuple(procs)
+        ours = _default is not None and world.default_pg is _default[0]
+        if world.default_pg is None or (ours and _default is not None and set(_default[1]) < set(procs)):
             c10d._update_default_pg(group)
             _default = group, tuple(procs)
-        places = list(_default[1]) if _default is not None else []
-        known = all(uid in places for uid in procs)
+            for other, uids in _entered.items():
+                world.pg_group_ranks[other] = _places(uids)
+        else:
+            world.pg_group_ranks[group] = _places(procs)
         world.pg_map[group] = (backend, store)
         world.pg_names[group] = name
         world.pg_backend_config[group] = config
-        world.pg_group_ranks[group] = {places.index(uid) if known else index: index for index, uid in enumerate(procs)}
         world.pg_to_tag[group] = f"ptd:{name}"
         for tag in ("", f"ptd:{name}"):
             world.tags_to_pg.setdefault(tag, []).append(group)
         c10d._register_process_group(name, group)
+
+
+def _places(procs: Sequence[str]) -> dict[int, int]:
+    """Indices in a group by ranks in the default one; by indices, where that has not all of its members."""
+    places = {uid: place for place, uid in enumerate(_default[1])} if _default is not None else {}
+    known = all(uid in places for uid in procs)
+    return {places[uid] if known else index: index for index, uid in enumerate(procs)}
 
 
 def remove(group: dist.ProcessGroup) -> None:
@@ -60,6 +73,7 @@ def remove(group: dist.ProcessGroup) -> None:
             _default = None
             if world.default_pg is group:
                 c10d._update_default_pg(None)
+        _entered.pop(group, None)
         name = world.pg_names.pop(group, None)
         for table in (world.pg_map, world.pg_backend_config, world.pg_group_ranks, world.pg_coalesce_state):
             table.pop(group, None)

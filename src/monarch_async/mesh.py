@@ -7,8 +7,7 @@ whole mesh can be stopped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
-from importlib import import_module
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self, TypeVar, cast
 
 from monarch_async._core.binding import compile_binder
@@ -29,6 +28,8 @@ from monarch_async.target import Target
 __all__ = ["ActorMesh", "as_endpoint"]
 
 M = TypeVar("M", bound="ActorMesh")
+added: dict[str, Callable[..., Any]] = {}
+"""Methods of meshes that are those of libraries above this module, which put them here when they are imported."""
 
 
 class ActorMesh(MeshOps):
@@ -158,9 +159,14 @@ class ActorMesh(MeshOps):
         return as_future(self._runtime, _ready(self))
 
     async def communicator(self, **settings: Any) -> Any:
-        """`monarch_async.tensor.communicator` of this mesh or slice, for its members: how they do collective operations together."""
-        tensor = import_module("monarch_async.tensor.actor")  # a library above this module, and it takes torch
-        return await tensor.communicator(self, **settings)
+        """`monarch_async.tensor.communicator` of this mesh or slice, for its members: how they do collective operations together.
+
+        Raises `UsageError` where `monarch_async.tensor` was not imported.
+        """
+        make = added.get("communicator")
+        if make is None:
+            raise UsageError("communicators are monarch_async.tensor's: import that first")
+        return await make(self, **settings)
 
     def stop(self, reason: str = "") -> Future[None]:
         """Stop every member: cancel what runs, drop what is queued, clean up. A second stop does nothing.

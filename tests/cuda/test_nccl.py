@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +17,11 @@ from torch._C._distributed_c10d import HashStore
 
 from monarch_async import MeshFailure, Restart, context, this_host
 from monarch_async.tensor.nccl import NcclBackend
+from tests.tensor import odd, work
 from tests.tensor.members import Member
 from tests.tensor.work import check, reference, values
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(100)]
-FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-WHOLE = (torch.int8, torch.uint8, torch.int32, torch.int64)
 
 
 class OnDevice(Member):
@@ -49,37 +49,76 @@ async def sums(member: Member) -> int:
     return await comm.ready()
 
 
-async def every_operation(member: Member) -> int:
-    """Each kind of operation, for every dtype that it takes."""
-    comm, count = member.comm, 0
-    me, size = comm.rank, comm.size
-    device = torch.device("cuda", torch.cuda.current_device())
-    for dtype in (*FLOATS, *WHOLE):
-        parts = [values(index, (40, 33), dtype) for index in range(size)]
-        mine = parts[me].to(device)
-        ops: list[Any] = ["sum", "min", "max", "product", *(["mean"] if dtype in FLOATS else [])]
-        for op in ops:
-            check(reference(op, parts), (await comm.all_reduce(mine.clone(), op)).cpu(), (op, dtype))
-            count += 1
-        for source in range(size):
-            check(parts[source], (await comm.broadcast(mine.clone(), source)).cpu(), ("broadcast", dtype))
-        for expected, actual in zip(parts, await comm.all_gather(mine), strict=True):
-            check(expected, actual.cpu(), ("all_gather", dtype))
-        for index, actual in enumerate(await comm.all_to_all([mine + index for index in range(size)])):
-            check(parts[index] + me, actual.cpu(), ("all_to_all", dtype))
-        count += size + 2
+def use_device(member: Member) -> None:
+    """From now on what members make is on the device: so they do there what they do elsewhere."""
+    torch.set_default_device(torch.device("cuda", torch.cuda.current_device()))
+
+
+def device_in_use(member: Member) -> tuple[int, int]:
+    """That which the actor has chosen, and that of the group."""
+    epoch = member.comm._group.epoch
+    assert epoch is not None
+    backend = epoch.backend
+    assert isinstance(backend, NcclBackend)
+    return torch.cuda.current_device(), backend._device.index
+
+
+async def in_stream(member: Member) -> float:
+    """Called in a stream of its own, which is busy, and which is no longer current when the operation begins: the longest that the loop was
+    held up, while values that come late were reduced, also where they are copied before and after."""
+    comm = member.comm
     await comm.barrier()
-    return count
+    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    lag, ticking = 0.0, True
+
+    async def tick() -> None:
+        nonlocal lag
+        while ticking:
+            before = time.monotonic()
+            await asyncio.sleep(0.002)
+            lag = max(lag, time.monotonic() - before - 0.002)
+
+    ticker = asyncio.create_task(tick())
+    for op, expected in (("sum", 3.0 * comm.size), ("mean", 3.0)):
+        flat, turned = torch.zeros(1 << 20), torch.zeros(1 << 10, 1 << 10).t()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]
+            flat.fill_(3)
+            turned.fill_(3)
+            futures = [comm.all_reduce(tensor, op) for tensor in (flat, turned)]  # type: ignore[arg-type]
+            divided = comm.reduce_scatter(turned, op, premul=1.0)  # type: ignore[arg-type]
+        assert not any(future.done() for future in futures)
+        for future in futures:
+            assert bool((await future == expected).all()), op
+        await divided
+    ticking = False
+    await ticker
+    return lag
 
 
 async def test_operations_on_devices() -> None:
-    """Reductions and gathering on as many devices as there are, two at most, and twice; then all there is."""
+    """On as many devices as there are, two at most: every operation for all types and shapes, as elsewhere, and the order in streams."""
     count = min(2, torch.cuda.device_count())
     procs = this_host().spawn_procs({"gpus": count}, preload=("torch",))
     members: Any = procs.spawn("members", OnDevice)
     for _ in range(2):
         assert {0} == set((await members.run.call(sums)).values())
-    assert all((await members.run.call(every_operation)).values())
+    assert [(rank, rank) for rank in range(count)] == list((await members.run.call(device_in_use)).values())
+    await members.run.call(use_device)
+    for whole in (work.reductions, work.movements, work.scattered_reductions):
+        await members.run.call(whole, "all")
+    for function in (
+        work.strided,
+        odd.strided_everywhere,
+        odd.seldom,
+        odd.seen_otherwise,
+        odd.empty,
+        odd.coalesced_wrongly,
+        work.coalesced,
+    ):
+        await members.run.call(function)
+    assert max((await members.run.call(in_stream)).values()) < 0.1
     await procs.stop()
 
 

@@ -24,6 +24,7 @@ async def strided_everywhere(member: Member) -> None:
     """What is not contiguous goes into, and out of, every operation as what is."""
     comm = member.comm
     me, size = comm.rank, comm.size
+    other = 1 % size
     for columns in (3, 90):
 
         def turned(index: int, salt: int = 0, columns: int = columns) -> torch.Tensor:
@@ -32,7 +33,7 @@ async def strided_everywhere(member: Member) -> None:
         parts = [turned(index) for index in range(size)]
         for expected, actual in zip(parts, await comm.all_gather(parts[me]), strict=True):
             check(expected, actual, "all_gather")
-        for expected, actual in zip(parts, await comm.gather(parts[me], 1) or parts, strict=True):
+        for expected, actual in zip(parts, await comm.gather(parts[me], other) or parts, strict=True):
             check(expected, actual, "gather")
         check(parts[me], await comm.scatter(parts if me == 0 else None, 0), "scatter")
         for source, actual in enumerate(await comm.all_to_all([turned(me, target) for target in range(size)])):
@@ -45,9 +46,11 @@ async def strided_everywhere(member: Member) -> None:
         await comm.reduce(mine, 0)
         check(whole if me == 0 else parts[me], mine, "reduce")
         mine = turned(me)
-        await comm.reduce(mine, 1, premul=0.5 * (me + 1))
+        await comm.reduce(mine, other, premul=0.5 * (me + 1))
         scaled = reference("sum", [part * 0.5 * (index + 1) for index, part in enumerate(parts)])
-        check(scaled if me == 1 else parts[me], mine, "reduce with a factor")
+        check(scaled if me == other else parts[me], mine, "reduce with a factor")
+        if size == 1:
+            continue
         after, before, into = (me + 1) % size, (me - 1) % size, torch.zeros(columns, 8 * size).t()
         sent = comm.send(parts[me], after)
         await comm.recv(before, into)
@@ -65,8 +68,8 @@ async def seldom(member: Member) -> None:
                 assert expected.dtype == actual.dtype
                 assert torch.equal(expected.view(torch.uint8), actual.view(torch.uint8)), dtype
             mine = parts[comm.rank].clone()
-            await comm.broadcast(mine, 1)
-            assert torch.equal(parts[1].view(torch.uint8), mine.view(torch.uint8)), dtype
+            await comm.broadcast(mine, 1 % comm.size)
+            assert torch.equal(parts[1 % comm.size].view(torch.uint8), mine.view(torch.uint8)), dtype
             if dtype in (torch.uint16, torch.uint32, torch.uint64):
                 for call in (comm.all_reduce, comm.reduce, comm.reduce_scatter):
                     raises(TypeError, "can't be reduced: convert the tensor first", lambda call=call, mine=mine: call(mine))  # type: ignore[misc]
@@ -97,8 +100,8 @@ async def seen_otherwise(member: Member) -> None:
             for expected, actual in zip(parts, await comm.all_to_all([parts[me]] * comm.size), strict=True):
                 check(expected, actual, "all_to_all")
             mine = make(me, count)
-            await comm.broadcast(mine, 1)
-            check(parts[1], mine, "broadcast")
+            await comm.broadcast(mine, 1 % comm.size)
+            check(parts[1 % comm.size], mine, "broadcast")
             mine = make(me, count)
             await comm.all_reduce(mine)
             check(reference("sum", parts), mine, "all_reduce")
@@ -122,7 +125,8 @@ async def not_to_be_written(member: Member) -> None:
     one = torch.ones(1).expand(MANY)
     calls: list[Callable[[], object]] = [lambda: comm.all_reduce(one), lambda: comm.reduce(one, comm.rank)]
     other = (comm.rank + 1) % comm.size
-    calls += [lambda: comm.broadcast(one, other), lambda: comm.recv(other, one)]
+    if comm.size > 1:
+        calls += [lambda: comm.broadcast(one, other), lambda: comm.recv(other, one)]
     for call in calls:
         raises(UsageError, "clone() it first", call)
     assert [float(comm.size)] * 2 == (await comm.reduce_scatter(torch.ones(1).expand(2 * comm.size))).tolist()

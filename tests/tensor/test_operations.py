@@ -39,6 +39,21 @@ async def test_every_operation(spawn: Spawn, kind: type[Member]) -> None:
     assert {0} == set((await members.run.call(epoch)).values())
 
 
+ALONE = (
+    *(odd.strided_everywhere, odd.seldom, odd.seen_otherwise, odd.empty, odd.not_to_be_written, odd.coalesced_wrongly),
+    *(work.strided, work.coalesced),
+)
+
+
+async def test_alone(spawn: Spawn) -> None:
+    """A group of one does all that the others do."""
+    _, members = spawn({"gpus": 1})
+    for whole in (work.reductions, work.movements, work.scattered_reductions):
+        await members.run.call(whole, "all")
+    for function in ALONE:
+        await members.run.call(function)
+
+
 async def epoch(member: Member) -> int:
     return await member.comm.ready()
 

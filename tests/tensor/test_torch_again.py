@@ -42,15 +42,15 @@ async def make(member: Member) -> float:
 async def endless(member: Member) -> float:
     """Steps until one fails; when that was."""
 
-    def steps() -> None:
-        while True:
-            _gradient(member.state["ddp"], 1.0)
-            member.state["stepped"] = True
+    def steps() -> float:
+        try:
+            while True:
+                _gradient(member.state["ddp"], 1.0)
+                member.state["stepped"] = True
+        except Exception:  # whatever gloo says
+            return time.monotonic()
 
-    try:
-        await asyncio.to_thread(steps)
-    except Exception:  # whatever gloo says
-        return time.monotonic()
+    return await asyncio.to_thread(steps)
 
 
 async def stepping(member: Member) -> None:

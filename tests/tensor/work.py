@@ -123,7 +123,7 @@ async def _uneven(comm: Communicator, dtype: torch.dtype) -> int:
             check(expected, actual, ("uneven all_gather", dtype))
         for expected, actual in zip(parts, await comm.gather(parts[me], size - 1) or parts, strict=True):
             check(expected, actual, ("uneven gather", dtype))
-        check(parts[me], await comm.scatter(parts if me == 1 else None, 1), ("uneven scatter", dtype))
+        check(parts[me], await comm.scatter(parts if me == 1 % size else None, 1 % size), ("uneven scatter", dtype))
         sent = [[values(source, (source, target, width), dtype) for target in range(size)] for source in range(size)]
         for source, actual in enumerate(await comm.all_to_all(sent[me])):
             check(sent[source][me], actual, ("uneven all_to_all", dtype))
@@ -156,8 +156,9 @@ async def strided(member: Member) -> None:
         check(reference("sum", [values(index, (rows, 6), torch.float32)[:, ::2] for index in range(comm.size)]), column, "column")
         check(before[:, 1::2], wide[:, 1::2], "what lies between")
         turned = values(comm.rank, (rows, 50), torch.float32).t()
-        await comm.broadcast(turned, 1)
-        check(values(1, (rows, 50), torch.float32).t(), turned, "transposed")
+        source = 1 % comm.size
+        await comm.broadcast(turned, source)
+        check(values(source, (rows, 50), torch.float32).t(), turned, "transposed")
         parameter = torch.nn.Parameter(values(comm.rank, (rows, 50), torch.float32))
         await comm.all_reduce(parameter, "mean")
         check(reference("mean", [values(index, (rows, 50), torch.float32) for index in range(comm.size)]), parameter.detach(), "parameter")

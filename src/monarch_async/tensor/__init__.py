@@ -11,6 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from monarch_async.mesh import added
+
 if TYPE_CHECKING:
     from monarch_async.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerLost
     from monarch_async.tensor.actor import TensorActor, communicator
@@ -68,13 +70,19 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
+def _load(name: str) -> Any:
+    value = globals()[name] = getattr(import_module(f"monarch_async.{_HOME[name]}"), name)
+    return value
+
+
+added["communicator"] = lambda mesh, **settings: _load("communicator")(mesh, **settings)
+
 if not TYPE_CHECKING:  # or a type checker would let any name pass
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"monarch_async.{_HOME[name]}"), name)
-        return value
+        return _load(name)
 
 
 def __dir__() -> list[str]:

@@ -152,10 +152,18 @@ async def differs_in_detail(member: Member, how: str) -> tuple[str, bool]:
     tensor = torch.ones(LARGE)
     if member.rank == 1:
         await asyncio.sleep(0.05)
+    other = member.rank > 0
+    comm = member.comm
     try:
-        await member.comm.all_reduce(
-            tensor.view(2, -1) if how == "shape" and member.rank else tensor, "mean" if how == "op" and member.rank else "sum"
-        )
+        if how == "root":
+            await comm.broadcast(tensor, int(other))
+        elif how == "coalesced" and other:
+            async with comm.coalesce():
+                comm.all_reduce(tensor)
+                comm.barrier()
+        else:
+            given = tensor.view(2, -1) if how == "shape" and other else tensor.double() if how == "dtype" and other else tensor
+            await comm.all_reduce(given, "mean" if how == "op" and other else "sum")
     except CollectiveMismatch as error:
         return str(error), bool((tensor == 1).all())
     return "", False
@@ -218,9 +226,16 @@ async def test_case_15_members_that_do_not_agree(spawn: Spawn, kind: type[Member
         assert "all_reduce sum float32 cpu (4,)" in text
         assert "all_reduce sum float32 cpu (8,)" in text
         assert "rank 0 called all_reduce sum float32 cpu (4,)" in text
-    for how, text in (("op", "all_reduce mean float32"), ("shape", "(2, 10000)")):
+    for how, text in (
+        ("op", "all_reduce mean float32"),
+        ("shape", "(2, 10000)"),
+        ("dtype", "all_reduce sum float64"),
+        ("root", "broadcast from 1"),
+        ("coalesced", "called coalesced all_reduce sum float32 cpu (20000,) + barrier"),
+    ):
         for told, untouched in (await members.run.call(differs_in_detail, how)).values():
             assert text in told
+            assert "rank 0 called " + ("broadcast from 0" if how == "root" else "all_reduce sum float32") in told
             assert untouched
     for text in (await members.run.call(differs_in_kind)).values():
         assert "rank 0 called broadcast from 1 float32 cpu (4,) (last finished: nothing)" in text
@@ -286,6 +301,15 @@ async def late(member: Member, who: int, seconds: float) -> Any:
     return None
 
 
+async def waits_for_an_object(member: Member) -> Any:
+    """From rank 1, which has something else to do."""
+    try:
+        await (member.comm.recv_object(1, timeout=0.4) if member.rank == 0 else member.comm.barrier())
+    except CollectiveTimeout as error:
+        return error
+    return None
+
+
 async def cancelled_by_time(member: Member) -> Any:
     if member.rank == 2:
         return None
@@ -331,7 +355,11 @@ async def test_time_and_cancellation_end_the_epoch_for_all(spawn: Spawn) -> None
     with pytest.raises(CollectiveError, match="has cancelled"):
         await members.slice(gpus=2).run.call_one(total)
     epochs.append(await formed_again(members, epochs[-1]))
-    assert 4 == len(epochs)
+    for error in (await members.run.call(waits_for_an_object)).values():
+        assert (1,) == error.missing
+        assert "recv_object from 1 of members did not end within 0.4 s: rank 1 (last finished: " in str(error)
+    epochs.append(await formed_again(members, epochs[-1]))
+    assert 5 == len(epochs)
     assert [6.0] * 3 == list((await members.run.call(total)).values())
 
 

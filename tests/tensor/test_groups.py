@@ -115,9 +115,16 @@ class Plain(Actor):
         last = comm[comm.extent.labels[-1]]
         return dict(comm.extent), list(comm.ranks), await total(comm, rank), await total(last, rank)
 
+    @endpoint
+    async def over_nccl(self, mesh: Any) -> Any:
+        return await mesh.communicator(backend="nccl")
+
 
 async def of_slices(procs: ProcMesh) -> None:
     plain: Any = procs.spawn("plain", Plain)
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="this process has none: use 'auto'"):
+            await plain.slice(pp=0, dp=0, tp=0).over_nccl.call_one(plain)
     ranks = list(range(8))
     for mesh, extent, members in (
         (plain, {"pp": 2, "dp": 2, "tp": 2}, ranks),

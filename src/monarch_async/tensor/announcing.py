@@ -112,6 +112,8 @@ class Announcing:
 
     def missing(self, operation: Operation) -> list[int]:
         """The members, by index, that are not known to have come to it."""
+        if operation.begin is not None and operation.partner is not None:
+            return [operation.partner]  # it announces nothing: what it sends is what is waited for
         if (operation.channel, operation.number) not in self._open:
             return []
         heard = self._heard.get((operation.channel, operation.number), {})

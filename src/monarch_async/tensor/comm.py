@@ -298,7 +298,8 @@ class Communicator:
         """The next object that a member has sent."""
         where = self._member(source)
         signature = Signature("recv_object", (f"from {source}",))
-        return self._run(Operation(signature, begin=lambda epoch, operation: epoch.objects.want(operation, where)), timeout)
+        operation = Operation(signature, partner=where, begin=lambda epoch, operation: epoch.objects.want(operation, where))
+        return self._run(operation, timeout)
 
     def coalesce(self, *, timeout: float | None = None) -> Coalescing:
         """Do several operations as one: ``async with comm.coalesce():`` begins what is called inside when it is left, and waits for it.
@@ -333,7 +334,9 @@ def own_communicator(backend: str, timeout: float, check: Check) -> Communicator
         circle = circle_of(me)
         teams: Teams | None = circle.__dict__.get("teams")
         if teams is None:
-            teams = circle.__dict__["teams"] = Teams(circle, (backend, timeout, check))
-        return _seen(teams, teams.whole.group.ranks, me.extent)
+            teams = Teams(circle, (backend, timeout, check))
+        comm = _seen(teams, teams.whole.group.ranks, me.extent)
+        circle.__dict__["teams"] = teams  # now that there is such a backend
+        return comm
 
     return on_loop(me.runtime, make_one)

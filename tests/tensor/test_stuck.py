@@ -37,6 +37,19 @@ async def dawdle(go: str) -> None:
         await asyncio.sleep(0.01)
 
 
+async def in_pairs(member: Member, go: str) -> None:
+    """Rank 0 waits for rank 1 in two groups; rank 2 has nothing to do with it."""
+    comm = member.comm
+    if member.rank == 0:
+        waiting = comm.recv(1), comm.recv_object(1), comm.subset([0, 1]).barrier()
+        await asyncio.gather(*waiting)
+    elif member.rank == 1:
+        await dawdle(go)
+        await comm.send(torch.ones(5000), 0)
+        await comm.send_object("late", 0)
+        await comm.subset([0, 1]).barrier()
+
+
 async def blocks(member: Member, who: int) -> None:
     if member.rank == who:
         time.sleep(3.0)  # noqa: ASYNC251  # what is to be seen
@@ -70,6 +83,24 @@ async def test_who_did_not_come_to_which_operation(spawn: Spawn, tmp_path: Path)
     assert 2 == text.count(" waiting for ")
     assert "in dawdle" in report.ranks[1].stack
     assert "in dawdle" in text
+    go.touch()
+    await call
+
+    go.unlink()
+    call = members.run.call(in_pairs, str(go))
+    async with asyncio.timeout(10):
+        while True:
+            report = await why_stuck(members)
+            text = str(report)
+            if text.count(" is at ") == 2:
+                break
+            await asyncio.sleep(0.05)
+    assert "members: rank 0 is at operation 1 (send/recv from 1 to 0 at test_stuck.py:" in text
+    assert "recv_object" not in text, "the first of a pair is enough"
+    assert "members: rank 1 did not reach it; its last finished is operation 3, all_reduce; its process is" in text
+    assert "members: rank 2 did not" not in text, "nobody waits for it"
+    assert "members[0,1]: rank 0 is at operation 0 (barrier at test_stuck.py:" in text
+    assert "members[0,1]: rank 1 did not reach it; it has not asked for this group; its process is" in text
     go.touch()
     await call
 

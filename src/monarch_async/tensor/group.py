@@ -160,6 +160,7 @@ class Group(Forming):
         """Take an operation: it is begun now, or, while the group forms, when that has come about."""
         signature = operation.signature
         operation.entry = self.ledger.open(signature.kind, signature.shapes, line)
+        operation.entry.partner = self.ranks[operation.partner] if operation.partner is not None else None
         future = operation.future = Future(loop=self.loop)
         future.runtime = self.circle.runtime
         operation.timeout = self.timeout if timeout is None else timeout

@@ -28,7 +28,7 @@ class LedgerEntry(NamedTuple):
 
     `number` counts the operations of one epoch from 1; 0: it has none yet, since the group is being formed. `state` is ``"waiting"`` (for
     other ranks to call it), ``"running"``, ``"done"`` or ``"failed"``. Times are `time.monotonic` in seconds, 0.0 where it has not come
-    to that. `line` is ``file.py:12``.
+    to that. `line` is ``file.py:12``. `partner` is the rank of the other member, where there is but one.
     """
 
     epoch: int
@@ -41,11 +41,13 @@ class LedgerEntry(NamedTuple):
     started: float
     ended: float
     error: str
+    partner: int | None
 
     def __str__(self) -> str:
         took = f" after {self.ended - self.called:.3f} s" if self.ended else f" for {time.monotonic() - self.called:.3f} s"
         why = f": {self.error}" if self.error else ""
-        return f"operation {self.number} ({self.operation} {self.shapes} at {self.line}) {self.state}{took}{why}"
+        what = f"{self.operation} {self.shapes}".rstrip()
+        return f"operation {self.number} ({what} at {self.line}) {self.state}{took}{why}"
 
 
 class GroupReport(NamedTuple):
@@ -70,6 +72,7 @@ class Entry:
         self.called = time.monotonic()
         self.started = self.ended = 0.0
         self.error = ""
+        self.partner: int | None = None
 
     def copy(self) -> LedgerEntry:
         return LedgerEntry(*(getattr(self, name) for name in LedgerEntry._fields))

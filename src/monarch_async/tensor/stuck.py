@@ -11,7 +11,7 @@ from monarch_async.exchange import Runtime, enquire
 from monarch_async.health import Health
 from monarch_async.ids import ProcAddress
 from monarch_async.mesh import ActorMesh
-from monarch_async.tensor.ledger import GroupReport
+from monarch_async.tensor.ledger import GroupReport, LedgerEntry
 from monarch_async.tensor.membership import SERVICE
 
 __all__ = ["RankReport", "StuckReport", "why_stuck"]
@@ -76,26 +76,31 @@ def _conclude(reports: dict[int, RankReport]) -> list[str]:
     lines = []
     for name in dict.fromkeys(name for report in reports.values() for name in report.groups):
         inside = {rank: report.groups[name] for rank, report in reports.items() if name in report.groups}
-        waiting = {}
+        of_all: dict[int, LedgerEntry] = {}  # by rank the first that it waits for
+        of_pairs: dict[tuple[int, int], LedgerEntry] = {}  # the same, by who waits and for whom
         for rank, group in inside.items():
-            first = next((entry for entry in group.entries if entry.state in ("waiting", "running")), None)
-            if first is not None:
-                waiting[rank] = first
-        if not waiting:
-            continue
+            for entry in group.entries:
+                if entry.state in ("waiting", "running"):
+                    if entry.partner is None:
+                        of_all.setdefault(rank, entry)
+                    else:
+                        of_pairs.setdefault((rank, entry.partner), entry)
         ranks = next(iter(inside.values())).ranks
-        late = [rank for rank in ranks if rank not in waiting or waiting[rank].number < max(entry.number for entry in waiting.values())]
-        for rank, entry in waiting.items():
-            if rank not in late or len(late) == len(ranks):
-                lines.append(f"{name}: rank {rank} is at {entry}")
-        for rank in late:
-            lines.append(f"{name}: {_about(rank, inside.get(rank), reports.get(rank))}")
+        last = max((entry.number for entry in of_all.values()), default=0)
+        late = [rank for rank in ranks if of_all and (rank not in of_all or of_all[rank].number < last)]
+        late += [other for rank, other in of_pairs if (other, rank) not in of_pairs and other not in late]
+        lines += [f"{name}: rank {rank} is at {entry}" for rank, entry in of_all.items() if rank not in late]
+        lines += [f"{name}: rank {rank} is at {entry}" for (rank, _), entry in of_pairs.items()]
+        lines += [f"{name}: {_about(rank, inside.get(rank), reports.get(rank))}" for rank in late]
     return lines
 
 
 def _about(rank: int, group: GroupReport | None, report: RankReport | None) -> str:
     if report is None:
         return f"rank {rank} was not asked"
-    last = f"its last finished is {group.last_done or 'none'}" if group is not None else "it does not answer"
+    if group is not None:
+        last = f"its last finished is {group.last_done or 'none'}"
+    else:
+        last = "it has not asked for this group" if report.groups else "it does not answer"
     stack = f"\n{report.stack}" if report.stack else ""
     return f"rank {rank} did not reach it; {last}; its process is {report.health}{stack}"

@@ -192,9 +192,9 @@ async def test_a_start_that_takes_too_long(failures: Failures) -> None:
         configure(start_timeout=before.start_timeout)
 
 
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [
+async def test_bad_arguments_are_refused_at_the_call() -> None:
+    """Before anything is started."""
+    bad: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"env": {"A=": "x"}}, UsageError),
         ({"env": {"A": 1}}, TypeError),
         ({"env": lambda point: {"RANK": point.rank}}, TypeError),
@@ -203,12 +203,10 @@ async def test_a_start_that_takes_too_long(failures: Failures) -> None:
         ({"bootstrap": 3}, TypeError),
         ({"proc_bind": [[0]]}, UsageError),
         ({"per_host": {"gpus": 0}}, Exception),
-    ],
-)
-async def test_bad_arguments_are_refused_at_the_call(settings: dict[str, Any], error: type[Exception]) -> None:
-    """Before anything is started."""
-    with pytest.raises(error):
-        this_host().spawn_procs(**{"per_host": {"gpus": 2}, **settings})
+    ]
+    for settings, error in bad:
+        with pytest.raises(error):
+            this_host().spawn_procs(**{"per_host": {"gpus": 2}, **settings})
 
 
 async def test_exit_evidence_reaches_every_pending_call(failures: Failures) -> None:

@@ -1,20 +1,27 @@
-"""Actors that own memory, and what tests of one-sided buffers ask of them."""
+"""Actors that own memory, and what tests of one-sided buffers ask of them.
+
+Every process that has one imports this module, and torch takes two seconds to import: only a tensor that is sent there brings it along.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
-import torch
 
-from monarch_async import Actor, RDMABuffer, current_rank, endpoint, shared_buffer
+from monarch_async import Actor, RDMAAction, RDMABuffer, RDMAError, current_rank, endpoint, shared_buffer
 from monarch_async._runtime.buffers import Buffers
 from monarch_async._runtime.transfers import Transfers
 from monarch_async.ambient import current_runtime
 from monarch_async.rdma import _halves_of
 
-__all__ = ["Owner", "halves", "pattern"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Owner", "Powerless", "Shy", "halves", "pattern"]
 
 
 def pattern(size: int) -> bytes:
@@ -67,7 +74,7 @@ class Owner(Actor):
     @endpoint
     async def content(self, buffer: RDMABuffer) -> bytes:
         memory = self.memory[buffer]
-        return bytes(memory.numpy()) if isinstance(memory, torch.Tensor) else bytes(memory)
+        return bytes(memory.numpy()) if hasattr(memory, "numpy") else bytes(memory)
 
     @endpoint
     async def free(self, buffer: RDMABuffer) -> None:
@@ -120,3 +127,49 @@ class Owner(Actor):
         target = bytearray(buffer.size)
         buffer.read_into(target).get()
         return bytes(target)
+
+
+class Shy(Owner):
+    """An owner that lets no other process see its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        libc = ctypes.CDLL(None)
+        assert libc.prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE
+
+
+class Powerless(Owner):
+    """A process that may not trace any other, root or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        libc = ctypes.CDLL(None, use_errno=True)
+        header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        assert libc.capget(header, sets) == 0
+        sets[0] &= ~(1 << 19)  # CAP_SYS_PTRACE
+        assert libc.capset(header, sets) == 0
+        self.warnings: list[str] = []
+
+    @endpoint
+    async def refused(self, buffers: list[RDMABuffer]) -> tuple[list[str], list[bytes], list[str]]:
+        """Backends before, contents, and what was logged."""
+        records: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("monarch_async").addHandler(handler)
+        before = [buffer.backend for buffer in buffers]
+        contents = []
+        for buffer in buffers:
+            target = bytearray(buffer.size)
+            await buffer.read_into(target)
+            contents.append(bytes(target))
+        await RDMAAction().write_from(buffers[0], contents[0][::-1]).submit()
+        return before + [buffer.backend for buffer in buffers], contents, records
+
+    @endpoint
+    async def forced(self, buffer: RDMABuffer) -> str:
+        try:
+            await buffer.read_into(bytearray(buffer.size))
+        except RDMAError as error:
+            return str(error)
+        return ""

@@ -105,31 +105,33 @@ async def test_case_8_an_error_in_the_cleanup_is_reported(place: ProcMesh, caplo
     assert ["began"] == await actor.until.call_one()
 
 
-@pytest.mark.parametrize("how", ["cancel", "wait_for", "task", "gather", "options"])
-async def test_every_way_to_give_up_reaches_the_handler(place: ProcMesh, how: str) -> None:
+async def test_every_way_to_give_up_reaches_the_handler(place: ProcMesh) -> None:
     """future.cancel(), wait_for, cancelling the task or the gather that awaits, the endpoint's own timeout."""
     actor = place.spawn("actor", Slow)
     await actor
-    future = actor.sleep_beside.call_one("it") if how != "options" else actor.sleep_beside.options(timeout=0.3).call_one("it")
-    await actor.until.call_one("it began")
+    expected: list[str] = []
+    for how in ("cancel", "wait_for", "task", "gather", "options"):
+        future = (actor.sleep_beside if how != "options" else actor.sleep_beside.options(timeout=0.3)).call_one(how)
+        await actor.until.call_one(f"{how} began")
 
-    if how == "cancel":
-        assert future.cancel()
-        assert not future.cancel()
-    elif how == "wait_for":
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(future, 0.01)
-    elif how == "options":
-        with pytest.raises(CallTimeout):
-            await future
-    else:
-        waiting: asyncio.Future[Any] = asyncio.gather(future) if how == "gather" else asyncio.ensure_future(_wait(future))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-    assert future.cancelled() or how == "options"
-    assert ["it began", "it ended"] == await actor.until.call_one("it ended")
+        if how == "cancel":
+            assert future.cancel()
+            assert not future.cancel()
+        elif how == "wait_for":
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(future, 0.01)
+        elif how == "options":
+            with pytest.raises(CallTimeout):
+                await future
+        else:
+            waiting: asyncio.Future[Any] = asyncio.gather(future) if how == "gather" else asyncio.ensure_future(_wait(future))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        assert future.cancelled() or how == "options"
+        expected += [f"{how} began", f"{how} ended"]
+        assert expected == await actor.until.call_one(f"{how} ended")
 
 
 async def _wait(future: asyncio.Future[Any]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,61 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from monarch_async import Actor, ProcMesh, context, endpoint, this_proc
-
-
-class Recorder(Actor):
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-        self.kept: Any = None
-        self.threads: set[str] = set()
-
-    @endpoint
-    async def take(self, number: int, filler: bytes = b"") -> int:
-        self.seen.append(number)
-        return number
-
-    @endpoint
-    async def pause(self, number: int) -> int:
-        self.seen.append(number)
-        await asyncio.sleep(0)
-        return number
-
-    @endpoint
-    def in_thread(self, number: int) -> int:
-        self.seen.append(number)
-        self.threads.add(threading.current_thread().name)
-        return number
-
-    @endpoint
-    async def all(self) -> list[int]:
-        seen, self.seen = self.seen, []
-        return seen
-
-    @endpoint
-    async def keep(self, value: Any) -> Any:
-        self.kept = value
-        return value
-
-    @endpoint
-    async def scribble(self) -> None:
-        _scribble(self.kept)
-
-    @endpoint
-    async def show(self) -> Any:
-        return self.kept
-
-    @endpoint
-    async def thread_names(self) -> set[str]:
-        return self.threads
-
-    @endpoint
-    async def drive(self, other: Any, count: int) -> list[int]:
-        """Send from one actor to another; what came, in order."""
-        for number in range(count):
-            other.take.broadcast(number, bytes(100_000 if number % 50 == 0 else 0))
-        seen: list[int] = await other.all.call_one()
-        return seen
+from monarch_async import ProcMesh
+from tests.api.recorders import Parent, Recorder, Threaded, scribble_on
 
 
 async def test_order_holds_under_load(place: ProcMesh) -> None:
@@ -101,17 +47,6 @@ async def test_order_holds_between_actors(pair: ProcMesh) -> None:
     assert list(range(500)) == await first.drive.call_one(beside, 500)
 
 
-def _scribble(value: Any) -> None:
-    if isinstance(value, dict):
-        value["list"].append("scribbled")
-    elif isinstance(value, np.ndarray):
-        value[:] = -1
-    elif isinstance(value, torch.Tensor):
-        value.fill_(-1)
-    else:
-        value[0] = 255
-
-
 VALUES: dict[str, Callable[[], Any]] = {
     "dict": lambda: {"list": [1, 2, 3]},
     "bytearray": lambda: bytearray(100_000),
@@ -130,29 +65,29 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-@pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("thread", [False, True])
-async def test_nothing_is_shared(place: ProcMesh, kind: str, thread: bool) -> None:
+async def test_nothing_is_shared(place: ProcMesh, thread: bool) -> None:
     """What the caller changes after the call, and the receiver later, the other does not see; sent from the loop or from a thread."""
     recorder = place.spawn("recorder", Recorder)
     await recorder
-    original = VALUES[kind]()
+    for kind, make in VALUES.items():
+        original = make()
 
-    def call() -> Any:
-        value = VALUES[kind]()
-        future = recorder.keep.call_one(value)
-        _scribble(value)
-        return future
+        def call(make: Callable[[], Any] = make) -> Any:
+            value = make()
+            future = recorder.keep.call_one(value)
+            scribble_on(value)
+            return future
 
-    future = await asyncio.to_thread(call) if thread else call()
-    result = await future
-    assert same(original, result)
-    _scribble(result)
-    assert same(original, await recorder.show.call_one())
-    shown = await recorder.show.call_one()
-    await recorder.scribble.call_one()
-    assert same(original, shown)
-    assert not same(original, await recorder.show.call_one())
+        future = await asyncio.to_thread(call) if thread else call()
+        result = await future
+        assert same(original, result), kind
+        scribble_on(result)
+        assert same(original, await recorder.show.call_one()), kind
+        shown = await recorder.show.call_one()
+        await recorder.scribble.call_one()
+        assert same(original, shown), kind
+        assert not same(original, await recorder.show.call_one()), kind
 
 
 async def test_many_broadcasts_each_awaited(pair: ProcMesh) -> None:
@@ -161,22 +96,6 @@ async def test_many_broadcasts_each_awaited(pair: ProcMesh) -> None:
     for number in range(20_000):
         await recorders.take.broadcast(number)
     assert [list(range(20_000))] * 2 == list((await recorders.all.call()).values())
-
-
-class Threaded(Actor):
-    """All endpoints are def: the constructor and the cleanup run in the actor's thread too."""
-
-    def __init__(self) -> None:
-        self.born = threading.current_thread().name
-        self.me = context().actor_instance.name
-
-    @endpoint
-    def names(self) -> tuple[str, str, str]:
-        return self.born, threading.current_thread().name, self.me
-
-    @endpoint
-    def ask(self, other: Any, count: int) -> list[int]:
-        return [other.take.call_one(number).get() for number in range(count)]
 
 
 async def test_def_endpoints_have_a_thread_of_their_own(place: ProcMesh) -> None:
@@ -197,12 +116,3 @@ async def test_spawning_in_a_constructor_and_in_supervise_has_the_right_owner(pl
     await parent.stop()
     with pytest.raises(Exception, match="stopped"):
         await child.take.call_one(1)
-
-
-class Parent(Actor):
-    def __init__(self) -> None:
-        self.mine = this_proc().spawn("child", Recorder)
-
-    @endpoint
-    async def child(self) -> Any:
-        return self.mine

@@ -103,19 +103,19 @@ async def test_call_one_needs_a_single_member(pair: ProcMesh) -> None:
     assert [0, 0] == list((await actors.add.call(0)).values())
 
 
-@pytest.mark.parametrize("adverb", ["call", "call_one", "choose", "stream", "broadcast"])
-async def test_wrong_arguments_are_refused_at_the_call(place: ProcMesh, adverb: str) -> None:
-    """TypeError, before anything is sent: the actor never hears of it."""
+async def test_wrong_arguments_are_refused_at_the_call(place: ProcMesh) -> None:
+    """By every adverb: TypeError, before anything is sent. The actor never hears of it."""
     actor: Any = place.spawn("actor", Base)
 
-    send = getattr(actor.add, adverb)
-    with pytest.raises(TypeError, match="positional"):
-        send(1, 2)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tims'"):
-        send(tims=3)
-    with pytest.raises(TypeError, match="can't send args"):
-        send(threading.Lock())
-    assert 1 == await actor.add.call_one()
+    for heard, adverb in enumerate(["call", "call_one", "choose", "stream", "broadcast"], 1):
+        send = getattr(actor.add, adverb)
+        with pytest.raises(TypeError, match="positional"):
+            send(1, 2)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'tims'"):
+            send(tims=3)
+        with pytest.raises(TypeError, match="can't send args"):
+            send(threading.Lock())
+        assert heard == await actor.add.call_one(), adverb
 
 
 async def test_an_endpoint_that_does_not_exist(place: ProcMesh) -> None:

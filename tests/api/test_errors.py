@@ -81,32 +81,37 @@ class Raising(Actor):
         return threading.Lock() if what == "lock" else Bomb()
 
 
-@pytest.mark.parametrize("kind", [Picky, Silent, Holder, KeyError])
-async def test_case_6_awkward_exceptions(place: ProcMesh, kind: type[Exception]) -> None:
+async def test_case_6_awkward_exceptions(place: ProcMesh) -> None:
     """Class name, message and remote traceback arrive, as an instance of the type where it can be; the next call is answered."""
     actor = place.spawn("actor", Raising)
-    with pytest.raises(ActorError) as caught:
-        await actor.awkward.call_one(kind.__name__)
-    error = caught.value
-    assert kind.__qualname__ == error.type_name.rpartition(".")[2]
-    assert "in awkward" in error.remote_traceback
-    assert "actor[0]" == error.actor
-    assert isinstance(error, kind) == (kind is not Holder)
-    if isinstance(error, Picky):
-        assert 7 == error.code
-    assert "pong" == await actor.ping.call_one()
+    kinds: list[type[Exception]] = [Picky, Silent, Holder, KeyError]
+    for kind in kinds:
+        with pytest.raises(ActorError) as caught:
+            await actor.awkward.call_one(kind.__name__)
+        error = caught.value
+        assert kind.__qualname__ == error.type_name.rpartition(".")[2]
+        assert "in awkward" in error.remote_traceback
+        assert "actor[0]" == error.actor
+        assert isinstance(error, kind) == (kind is not Holder)
+        if isinstance(error, Picky):
+            assert 7 == error.code
+        assert "pong" == await actor.ping.call_one(), kind
 
 
-@pytest.mark.parametrize("kind", ["SystemExit", "StopIteration", "CancelledError"])
-@pytest.mark.parametrize("thread", [False, True])
-async def test_what_would_stop_a_loop_is_an_error_of_its_call(place: ProcMesh, kind: str, thread: bool) -> None:
+async def test_what_would_stop_a_loop_is_an_error_of_its_call(place: ProcMesh) -> None:
     """It arrives by name; handler, actor and process go on, again and again."""
     actor = place.spawn("actor", Raising)
-    raising = actor.awkward_in_thread if thread and kind != "CancelledError" else actor.awkward
-    for _ in range(5):
-        with pytest.raises(ActorError, match=kind):
-            await raising.call_one(kind)
-        assert "pong" == await actor.ping.call_one()
+    for kind, raising in (
+        ("SystemExit", actor.awkward),
+        ("StopIteration", actor.awkward),
+        ("CancelledError", actor.awkward),
+        ("SystemExit", actor.awkward_in_thread),
+        ("StopIteration", actor.awkward_in_thread),
+    ):
+        for _ in range(5):
+            with pytest.raises(ActorError, match=kind):
+                await raising.call_one(kind)
+            assert "pong" == await actor.ping.call_one(), kind
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -61,7 +61,10 @@ async def test_shared_memory_of_this_process(backend: str) -> None:
 
 
 async def test_tensors_and_arrays(owner: Any, backend: str) -> None:
-    """Every kind of memory on either side: what matters is dtype and size, and a tensor keeps its values."""
+    """Every kind of memory on either side: what matters is dtype and size, and a tensor keeps its values.
+
+    Weights are read into a leaf that requires grad, and stay one.
+    """
     tensor = torch.arange(6000, dtype=torch.float32).reshape(60, 100)
     buffer = await owner.make_tensor.call_one(tensor, backend)
     assert ("float32", (60, 100), 24000) == (buffer.dtype, buffer.shape, buffer.size)
@@ -86,13 +89,9 @@ async def test_tensors_and_arrays(owner: Any, backend: str) -> None:
     back = torch.zeros(10, dtype=torch.bfloat16)
     await other.read_into(back)
     assert torch.equal(halves, back)
-
-
-async def test_a_parameter_that_requires_grad(owner: Any, backend: str) -> None:
-    """Weights are read into a leaf that requires grad, and stay one."""
-    buffer = await owner.make_tensor.call_one(torch.full((4, 4), 3.0), backend)
+    weights = await owner.make_tensor.call_one(torch.full((4, 4), 3.0), backend)
     parameter = torch.nn.Parameter(torch.zeros(4, 4))
-    await buffer.read_into(parameter)
+    await weights.read_into(parameter)
     assert (48.0, True) == (parameter.sum().item(), parameter.requires_grad)
 
 

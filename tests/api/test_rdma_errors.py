@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
-import logging
 from typing import Any
 
 import numpy
@@ -20,9 +18,8 @@ from monarch_async import (
     RDMAAction,
     RDMABuffer,
     RDMAError,
-    endpoint,
 )
-from tests.api.owners import Owner, halves, pattern
+from tests.api.owners import Owner, Powerless, Shy, halves, pattern
 
 GAPS: dict[str, tuple[Any, str]] = {
     "a column": (torch.zeros(4, 4)[:, 1], r"\.contiguous\(\)"),
@@ -176,52 +173,6 @@ async def test_a_timeout(owner: Any, backend: str) -> None:
     with pytest.raises(TimeoutError, match="read_into"):
         await buffer.read_into(target, timeout=1e-6)
     await buffer.read_into(target, timeout=60.0)
-
-
-class Shy(Owner):
-    """An owner that lets no other process see its memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        libc = ctypes.CDLL(None)
-        assert libc.prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE
-
-
-class Powerless(Owner):
-    """A process that may not trace any other, root or not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        libc = ctypes.CDLL(None, use_errno=True)
-        header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-        assert libc.capget(header, sets) == 0
-        sets[0] &= ~(1 << 19)  # CAP_SYS_PTRACE
-        assert libc.capset(header, sets) == 0
-        self.warnings: list[str] = []
-
-    @endpoint
-    async def refused(self, buffers: list[RDMABuffer]) -> tuple[list[str], list[bytes], list[str]]:
-        """Backends before, contents, and what was logged."""
-        records: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("monarch_async").addHandler(handler)
-        before = [buffer.backend for buffer in buffers]
-        contents = []
-        for buffer in buffers:
-            target = bytearray(buffer.size)
-            await buffer.read_into(target)
-            contents.append(bytes(target))
-        await RDMAAction().write_from(buffers[0], contents[0][::-1]).submit()
-        return before + [buffer.backend for buffer in buffers], contents, records
-
-    @endpoint
-    async def forced(self, buffer: RDMABuffer) -> str:
-        try:
-            await buffer.read_into(bytearray(buffer.size))
-        except RDMAError as error:
-            return str(error)
-        return ""
 
 
 async def test_where_the_system_forbids_it(pair: ProcMesh) -> None:

@@ -144,24 +144,27 @@ async def test_tables_tell_the_states(zoo: Zoo) -> None:
     assert ["animals[6]: its process cages[6] exited with code 3", "    the last words"] == why.out.splitlines()[:2]
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "text"),
-    [
-        (["ps", "animal[3]"], 2, "there is no actor animal[3]; did you mean animals[3]?"),
-        (["kill", "cages[0]"], 1, "this visit is read-only"),
-        (["ps", "--job", "nothing"], 1, "no job 'nothing' runs; there are zoo"),
-        (["ps", "--job", "/nowhere/job.json"], 1, "there is no job file"),
-        (["restart", "animals[0]", "--write"], 2, "has no restart policy"),
-        (["calls", "--older", "soon"], 2, "invalid number of seconds value: 'soon'"),
-        (["stack"], 2, "required: PROCESS"),
-        (["bundle", "/nowhere/x.tar.gz"], 1, "No such file or directory"),
-    ],
-)
-async def test_what_fails_says_so(zoo: Zoo, words: list[str], status: int, text: str) -> None:
-    """With the status for that, one line, and no traceback."""
-    ran = await run(*words)
-    assert (status, "", True) == (ran.status, ran.out, text in ran.err), ran.err
-    assert "Traceback" not in ran.err
+FAILURES: list[tuple[list[str], int, str]] = [
+    (["ps", "animal[3]"], 2, "there is no actor animal[3]; did you mean animals[3]?"),
+    (["kill", "cages[0]"], 1, "this visit is read-only"),
+    (["ps", "--job", "nothing"], 1, "no job 'nothing' runs; there are zoo"),
+    (["ps", "--job", "/nowhere/job.json"], 1, "there is no job file"),
+    (["restart", "animals[0]", "--write"], 2, "has no restart policy"),
+    (["calls", "--older", "soon"], 2, "invalid number of seconds value: 'soon'"),
+    (["stack"], 2, "required: PROCESS"),
+    (["bundle", "/nowhere/x.tar.gz"], 1, "No such file or directory"),
+]
+"""What is asked for in vain, the status for that, and what is said."""
+
+
+async def test_what_fails_says_so(zoo: Zoo) -> None:
+    """With the status for that, one line, and no traceback; the job is as it was."""
+    pids = await zoo.animals.pid.call()
+    for words, status, text in FAILURES:
+        ran = await run(*words)
+        assert (status, "", True) == (ran.status, ran.out, text in ran.err), ran.err
+        assert "Traceback" not in ran.err
+    assert list(pids.values()) == list((await zoo.animals.pid.call()).values())
 
 
 async def test_without_a_job(state_home: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.examples.running import EXAMPLES, run_example, started_example
+from tests.examples.running import EXAMPLES, exits_of_example, run_example, started_example
 
 pytest.importorskip("torch")
 
@@ -142,12 +142,12 @@ def test_a_killed_loader_ends_it_with_a_reason(tmp_path: Path) -> None:
     assert [] == alive
 
 
-@pytest.mark.parametrize("arguments", [["--steps", "0"], ["--trainers", "x"], ["--out", "/proc/nowhere/loss.svg"]])
-def test_wrong_arguments_are_refused_at_once(arguments: list[str], tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused_at_once(tmp_path: Path) -> None:
     """Status 2 and the name of the option, before anything is started."""
-    code, out, err = run_example("train_lm.py", *arguments, folder=tmp_path)
-    assert (2, "") == (code, out)
-    assert arguments[0] in err
+    runs = [["--steps", "0"], ["--trainers", "x"], ["--out", "/proc/nowhere/loss.svg"]]
+    for arguments, (code, out, err) in zip(runs, exits_of_example("train_lm.py", *runs, folder=tmp_path), strict=True):
+        assert (2, "") == (code, out)
+        assert arguments[0] in err
 
 
 def test_missing_torch_says_what_to_install(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -86,13 +85,24 @@ class Far(Owner):
         await buffer.write_from(pattern(size)[::-1])
 
 
-@pytest.fixture
-async def far(tmp_path: Path) -> AsyncIterator[Any]:
-    """An actor on another host."""
-    key = make_key(tmp_path)
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A worker's address and the file of its key.
+
+    Shared, as a worker takes one job after the other and nothing of a job may be left there: each test has an agent and processes of its
+    own, which are looked for after it.
+    """
+    key = make_key(tmp_path_factory.mktemp("host"))
     with worker("--key-file", key) as (url, _):
-        yield attach_to_workers([url], key=key).spawn_procs().slice(hosts=0).spawn("far", Far)
-        await shutdown()
+        yield url, key
+
+
+@pytest.fixture
+async def far(host: tuple[str, str]) -> AsyncIterator[Any]:
+    """An actor on another host."""
+    url, key = host
+    yield attach_to_workers([url], key=key).spawn_procs().slice(hosts=0).spawn("far", Far)
+    await shutdown()
 
 
 @pytest.fixture(params=[1, 2], ids=["one", "two"])

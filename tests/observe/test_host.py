@@ -135,8 +135,8 @@ async def test_a_native_stack(zoo: Zoo) -> None:
     assert ["frozen"] == [row.state for row in await job.ps(f"animals[{FROZEN}]")]
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e9])
-async def test_a_profile_is_bounded(zoo: Zoo, seconds: float) -> None:
+async def test_a_profile_is_bounded(zoo: Zoo) -> None:
     """One that would take no time, or for ever, is refused."""
-    with pytest.raises(UsageError, match="at most 600 s"):
-        await Job.here().profile("cages[0]", seconds)
+    for seconds in (0.0, -1.0, float("nan"), float("inf"), 1e9):
+        with pytest.raises(UsageError, match="at most 600 s"):
+            await Job.here().profile("cages[0]", seconds)

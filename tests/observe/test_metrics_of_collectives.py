@@ -23,7 +23,7 @@ class Summing(TensorActor):
 
 async def test_collectives_have_durations() -> None:
     """At each of their ranks, by kind of operation."""
-    procs = this_host().spawn_procs({"gpus": 2}, name="procs")
+    procs = this_host().spawn_procs({"gpus": 2}, name="procs", preload=("torch", "torch.distributed"))
     summing: Any = procs.spawn("summing", Summing)
     await summing
     await settled(procs)

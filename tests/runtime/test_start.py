@@ -137,30 +137,26 @@ async def test_a_bootstrap_runs_before_what_is_spawned_at_once() -> None:
     assert [["early[0]"], ["early[1]"]] == list((await procs.spawn("early", Early).heard.call()).values())
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "text"),
-    [
+async def test_a_start_that_fails_is_told_to_who_awaits_it(failures: Failures) -> None:
+    """The typed error, with the remote traceback where there is one; no process is left, and the fault hook hears nothing."""
+    doomed: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"preload": ("no_such_module",)}, SpawnError, "No module named 'no_such_module'"),
         ({"cwd": "/nowhere"}, SpawnError, "no directory on this host"),
         ({"proc_bind": [[4095], [0]]}, SpawnError, "not all usable"),
         ({"bootstrap": fail_later}, LookupError, "no such thing"),
         ({"bootstrap": exit_at_once}, ActorDied, "exited with code 5"),
-    ],
-)
-async def test_a_start_that_fails_is_told_to_who_awaits_it(
-    settings: dict[str, Any], error: type[Exception], text: str, failures: Failures
-) -> None:
-    """The typed error, with the remote traceback where there is one; no process is left, and the fault hook hears nothing."""
-    mesh = this_host().spawn_procs({"gpus": 2}, name="doomed", **settings)
-    with pytest.raises(error, match=text) as caught:
-        await mesh
-    if "preload" in settings or settings.get("bootstrap") is fail_later:
-        assert "Traceback (most recent call last)" in str(caught.value)
-    with pytest.raises(error):
-        await mesh
-    await wait_no_procs()
-    assert [] == failures
-    assert 0 < await this_host().spawn_procs().spawn("after", Probe).pid.call_one()
+    ]
+    for settings, error, text in doomed:
+        mesh = this_host().spawn_procs({"gpus": 2}, name="doomed", **settings)
+        with pytest.raises(error, match=text) as caught:
+            await mesh
+        if "preload" in settings or settings.get("bootstrap") is fail_later:
+            assert "Traceback (most recent call last)" in str(caught.value)
+        with pytest.raises(error):
+            await mesh
+        await wait_no_procs()
+        assert [] == failures
+        assert 0 < await this_host().spawn_procs().spawn("after", Probe).pid.call_one()
 
 
 async def test_actors_on_processes_that_could_not_be_started(failures: Failures) -> None:
@@ -196,9 +192,9 @@ async def test_a_start_that_takes_too_long(failures: Failures) -> None:
         configure(start_timeout=before.start_timeout)
 
 
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [
+async def test_bad_arguments_are_refused_at_the_call() -> None:
+    """Before anything is started."""
+    bad: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"env": {"A=": "x"}}, UsageError),
         ({"env": {"A": 1}}, TypeError),
         ({"env": lambda point: {"RANK": point.rank}}, TypeError),
@@ -207,12 +203,10 @@ async def test_a_start_that_takes_too_long(failures: Failures) -> None:
         ({"bootstrap": 3}, TypeError),
         ({"proc_bind": [[0]]}, UsageError),
         ({"per_host": {"gpus": 0}}, Exception),
-    ],
-)
-async def test_bad_arguments_are_refused_at_the_call(settings: dict[str, Any], error: type[Exception]) -> None:
-    """Before anything is started."""
-    with pytest.raises(error):
-        this_host().spawn_procs(**{"per_host": {"gpus": 2}, **settings})
+    ]
+    for settings, error in bad:
+        with pytest.raises(error):
+            this_host().spawn_procs(**{"per_host": {"gpus": 2}, **settings})
 
 
 async def test_exit_evidence_reaches_every_pending_call(failures: Failures) -> None:

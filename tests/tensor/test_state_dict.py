@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from monarch_async import CallTimeout, ProcMesh, UsageError, configure, this_host, this_proc
+from monarch_async import CallTimeout, UsageError, configure, this_host, this_proc
 from monarch_async.options import Options
 from monarch_async.tensor import Published, StateDict, StateMismatch, TensorSlice
 from tests.tensor.publishers import Puller, Sharded, Trainer, constant, global_tensor, mapped, only_value
 
 LARGE = 1 << 20
 """Elements: enough to be lent, and to be copied in a thread."""
-
-
-@pytest.fixture
-async def pair() -> ProcMesh:
-    """Two processes."""
-    return this_host().spawn_procs({"gpus": 2}, name="pair", preload=["tests.tensor.publishers"])
-
-
-@pytest.fixture
-async def trainer(pair: ProcMesh) -> Trainer:
-    return pair.slice(gpus=0).spawn("trainer", Trainer)
-
-
-@pytest.fixture
-async def puller(pair: ProcMesh) -> Puller:
-    return pair.slice(gpus=1).spawn("puller", Puller)
 
 
 def many_kinds() -> dict[str, torch.Tensor]:
@@ -57,17 +42,22 @@ def many_kinds() -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("where", ["same process", "other process"])
-async def test_every_kind_of_tensor(where: str, trainer: Any, puller: Any) -> None:
+async def test_every_kind_of_tensor_in_one_process() -> None:
+    """As from one process to another."""
+    handle = await StateDict.publish(many_kinds())
+    pulled = await handle.pull()
+    await check_many_kinds(handle, pulled.version, dict(pulled))
+
+
+async def every_kind_of_tensor(trainer: Any, puller: Any) -> None:
     """Values, dtypes and shapes come as they were, in place and as new tensors; gaps on either side don't matter."""
+    handle = await trainer.publish_these.call_one(many_kinds())
+    version, tensors, _ = await puller.pull.call_one(handle)
+    await check_many_kinds(handle, version, tensors)
+
+
+async def check_many_kinds(handle: StateDict, version: int, tensors: dict[str, torch.Tensor]) -> None:
     state = many_kinds()
-    if where == "same process":
-        handle: StateDict = await StateDict.publish(state)
-        pulled = await handle.pull()
-        version, tensors = pulled.version, dict(pulled)
-    else:
-        handle = await trainer.publish_these.call_one(state)
-        version, tensors, _ = await puller.pull.call_one(handle)
     assert (1, list(state)) == (version, list(tensors))
     for key, tensor in state.items():
         assert (tensor.dtype, tensor.shape) == (tensors[key].dtype, tensors[key].shape)
@@ -83,7 +73,7 @@ async def test_every_kind_of_tensor(where: str, trainer: Any, puller: Any) -> No
     assert gaps.sum() == state["float"].sum()
 
 
-async def test_a_module(pair: ProcMesh) -> None:
+async def test_a_module() -> None:
     """A module stands for its state dict: parameters stay leaves that require grad, with their grad; buffers come too."""
 
     def make(value: float) -> nn.Module:
@@ -106,7 +96,7 @@ async def test_a_module(pair: ProcMesh) -> None:
     assert "<All keys matched successfully>" == str(make(0).load_state_dict(await published.pull()))
 
 
-async def test_new_tensors_on_one_host_are_views(trainer: Any, puller: Any) -> None:
+async def new_tensors_on_one_host_are_views(trainer: Any, puller: Any) -> None:
     """Without a copy; what is written to them nobody else sees; and they stay what they were however many versions follow."""
     handle = await trainer.publish.call_one(1, LARGE)
     version, tensors, views = await puller.pull.call_one(handle)
@@ -120,22 +110,26 @@ async def test_new_tensors_on_one_host_are_views(trainer: Any, puller: Any) -> N
     assert (9, 9) == ((latest := await handle.pull()).version, only_value(latest))
 
 
-@pytest.mark.parametrize("views", [False, True])
-async def test_no_reader_sees_a_torn_version(views: bool) -> None:
-    """While one publishes as fast as it can, three pull as fast as they can: each version has one value everywhere, its own."""
+async def test_no_reader_sees_a_torn_version() -> None:
+    """While one publishes as fast as it can, three pull as fast as they can, into their tensors and as views: each version has one value
+    everywhere, its own.
+    """
     elements, last = 200_000, 60
     procs = this_host().spawn_procs({"procs": 4}, name="crowd", preload=["tests.tensor.publishers"], env={"OMP_NUM_THREADS": "1"})
-    trainer = procs.slice(procs=0).spawn("trainer", Trainer)
-    pullers = procs.slice(procs=slice(1, 4)).spawn("pullers", Puller)
-    handle = await trainer.publish.call_one(1, elements)
-    following = pullers.follow.call(handle, last, elements, views)
-    assert last == await trainer.go_on.call_one(2, last + 1, elements)
-    for seen in (await following).values():
-        assert [version for version, _ in seen] == [value for _, value in seen]
-        assert (sorted(seen), last) == (seen, seen[-1][0])
+    for views in (False, True):
+        trainer = procs.slice(procs=0).spawn("trainer", Trainer)
+        pullers = procs.slice(procs=slice(1, 4)).spawn("pullers", Puller)
+        handle = await trainer.publish.call_one(1, elements)
+        following = pullers.follow.call(handle, last, elements, views)
+        assert last == await trainer.go_on.call_one(2, last + 1, elements)
+        for seen in (await following).values():
+            assert [version for version, _ in seen] == [value for _, value in seen]
+            assert (sorted(seen), last) == (seen, seen[-1][0])
+        await trainer.stop()
+        await pullers.stop()
 
 
-async def test_by_messages_too(trainer: Any) -> None:
+async def by_messages_too(trainer: Any, puller: Any) -> None:
     """With the backend that goes to other hosts all is the same, but for the views."""
     handle = await trainer.publish.call_one(1, LARGE)
     before = Options()
@@ -151,7 +145,7 @@ async def test_by_messages_too(trainer: Any) -> None:
         configure(rdma_backend=before.rdma_backend)
 
 
-async def test_tied_weights(trainer: Any) -> None:
+async def tied_weights(trainer: Any, puller: Any) -> None:
     """What is the same memory is published once, and is the same memory at the other end; so is a part of another tensor."""
     w = torch.arange(20_000.0).reshape(100, 200)
     state = {"embedding": w, "head": w, "rows": w[10:20], "other": w.clone(), "reshaped": w.view(-1)}
@@ -175,7 +169,7 @@ async def test_tied_weights(trainer: Any) -> None:
     assert all(torch.equal(state[key], tensor) for key, tensor in untied.items())
 
 
-async def test_a_part_of_it(trainer: Any) -> None:
+async def a_part_of_it(trainer: Any, puller: Any) -> None:
     """By a prefix or a predicate: only those keys come, and only those are written."""
     state = {f"{part}.{key}": torch.full((50_000,), float(number)) for number, part in enumerate(("a", "b")) for key in ("w", "bias")}
     handle = await trainer.publish_these.call_one(state)
@@ -188,7 +182,7 @@ async def test_a_part_of_it(trainer: Any) -> None:
     assert [1.0, 1.0] == [tensor.mean().item() for tensor in (await here.pull(only="b.")).values()]
 
 
-async def test_what_does_not_fit_is_listed_and_nothing_is_written(trainer: Any) -> None:
+async def what_does_not_fit_is_listed_and_nothing_is_written(trainer: Any, puller: Any) -> None:
     """Keys, shapes and dtypes, all of them in one error; tensors that would have fitted are as they were."""
     handle = await trainer.publish.call_one(5)
     good = constant(0, 5000)
@@ -231,7 +225,7 @@ async def test_what_is_no_tensor_is_refused_at_once() -> None:
         StateDict.gather([])
 
 
-async def test_versions_are_counted_and_waited_for(trainer: Any, pair: ProcMesh) -> None:
+async def versions_are_counted_and_waited_for(trainer: Any, puller: Any) -> None:
     """From 1, or as the publisher says; publishing again under the same name is the next version, seen through every handle."""
     handle = await trainer.publish.call_one(1)
     assert (1, 1) == (await handle.version(), await handle.wait_for(1))
@@ -255,7 +249,7 @@ async def test_versions_are_counted_and_waited_for(trainer: Any, pair: ProcMesh)
     assert 3 == only_value(target)
 
 
-async def test_other_tensors_in_the_next_version(trainer: Any, puller: Any) -> None:
+async def other_tensors_in_the_next_version(trainer: Any, puller: Any) -> None:
     """What is published may change its shape: handles that know the last one are told, and old targets are refused."""
     handle = await trainer.publish.call_one(1, 5000)
     assert 1 == (await puller.pull.call_one(handle))[0]
@@ -269,14 +263,14 @@ async def test_other_tensors_in_the_next_version(trainer: Any, puller: Any) -> N
     assert ({}, 3) == ((empty := await handle.pull()), empty.version)
 
 
-async def test_in_threads(trainer: Any, puller: Any) -> None:
+async def in_threads(trainer: Any, puller: Any) -> None:
     """Actors whose endpoints are plain functions publish and pull by `get`."""
     handle = await trainer.publish_in_thread.call_one(4, LARGE)
     assert 5 == await puller.pull_in_thread.call_one(handle, constant(0, LARGE))
     assert "<StateDict 'weights' of trainer[0]>" == repr(handle)
 
 
-async def test_several_state_dicts_of_one_actor(pair: ProcMesh) -> None:
+async def test_several_state_dicts_of_one_actor() -> None:
     """Names keep them apart; a `Published` is a handle of its own, and a plain one where it is sent."""
     one, two = await StateDict.publish(constant(1, 10), name="one"), await StateDict.publish(constant(2, 10), name="two")
     assert [1, 2] == [only_value(await each.pull()) for each in (one, two)]
@@ -327,6 +321,32 @@ async def test_little_shared_memory(caplog: pytest.LogCaptureFixture) -> None:
     finally:
         configure(segment_bytes=before.segment_bytes)
     assert "in memory that is not shared" in caplog.text
+
+
+CASES: list[Callable[[Any, Any], Awaitable[None]]] = [
+    every_kind_of_tensor,
+    new_tensors_on_one_host_are_views,
+    by_messages_too,
+    tied_weights,
+    a_part_of_it,
+    what_does_not_fit_is_listed_and_nothing_is_written,
+    versions_are_counted_and_waited_for,
+    other_tensors_in_the_next_version,
+    in_threads,
+]
+
+
+async def test_from_one_process_to_another() -> None:
+    """All that is said above of a trainer and a puller in two processes.
+
+    They are new for each, and their processes are the same for all, since it takes those two seconds to import torch.
+    """
+    procs = this_host().spawn_procs({"gpus": 2}, name="pair", preload=["tests.tensor.publishers"])
+    for case in CASES:
+        trainer, puller = procs.slice(gpus=0).spawn("trainer", Trainer), procs.slice(gpus=1).spawn("puller", Puller)
+        await case(trainer, puller)
+        await trainer.stop()
+        await puller.stop()
 
 
 async def test_slices_of_several_ranks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ async def test_a_reader_that_is_frozen_holds_the_publisher_up_for_one_lease(pair
     await puller.let_go.call_one()
 
 
-async def test_a_slow_reader_is_waited_for(pair: ProcMesh) -> None:
+async def a_slow_reader_is_waited_for(pair: ProcMesh) -> None:
     """One that is alive keeps its version for as long as it likes; the publisher goes on as soon as it has done."""
     trainer = pair.slice(gpus=0).spawn("trainer", Trainer, slots=2, lease=LEASE)
     puller = pair.slice(gpus=1).spawn("puller", Puller)
@@ -110,7 +111,7 @@ async def test_a_slow_reader_is_waited_for(pair: ProcMesh) -> None:
     assert 3 == await going_on
 
 
-async def test_a_reader_whose_version_is_gone_begins_again(pair: ProcMesh) -> None:
+async def a_reader_whose_version_is_gone_begins_again(pair: ProcMesh) -> None:
     """The lease was given up while it read: what it read is not taken for that version, and it gets the newest."""
     trainer = pair.slice(gpus=0).spawn("trainer", Trainer, slots=2)
     handle = await trainer.publish.call_one(1)
@@ -134,7 +135,7 @@ async def test_a_reader_whose_version_is_gone_begins_again(pair: ProcMesh) -> No
         await handle._pull(never, None)
 
 
-async def test_cancelled_pulls_leave_no_lease(pair: ProcMesh) -> None:
+async def cancelled_pulls_leave_no_lease(pair: ProcMesh) -> None:
     """Whenever a pull is given up, its lease ends: the publisher is not held up."""
     trainer = pair.slice(gpus=0).spawn("trainer", Trainer, slots=2, lease=60.0)
     handle = await trainer.publish.call_one(1, 1 << 20)
@@ -153,7 +154,7 @@ async def test_cancelled_pulls_leave_no_lease(pair: ProcMesh) -> None:
         assert 5 == await trainer.go_on.call_one(2, 6, 1 << 20)
 
 
-async def test_a_life_that_is_over_publishes_no_more(pair: ProcMesh) -> None:
+async def test_a_life_that_is_over_publishes_no_more() -> None:
     """What its `Published` is used for then is refused, by name."""
     published = await StateDict.publish({"w": torch.zeros(3)}, name="mine")
     published._shelf.close()
@@ -161,7 +162,7 @@ async def test_a_life_that_is_over_publishes_no_more(pair: ProcMesh) -> None:
         await published.update({"w": torch.zeros(3)})
 
 
-async def test_a_version_that_was_given_up_can_be_published(pair: ProcMesh) -> None:
+async def a_version_that_was_given_up_can_be_published(pair: ProcMesh) -> None:
     """While it waited for room, or at any other point: its number is not used up, unless it is there."""
     puller = pair.slice(gpus=0).spawn("puller", Puller)
     published = await StateDict.publish(constant(1, 5000), name="mine", slots=2, lease=60.0)
@@ -185,3 +186,17 @@ async def test_a_version_that_was_given_up_can_be_published(pair: ProcMesh) -> N
         if await published.version() < version:
             await published.update(constant(version, 5000), version=version)
         assert version == await published.version()
+
+
+CASES: list[Callable[[ProcMesh], Awaitable[None]]] = [
+    a_slow_reader_is_waited_for,
+    a_reader_whose_version_is_gone_begins_again,
+    cancelled_pulls_leave_no_lease,
+    a_version_that_was_given_up_can_be_published,
+]
+
+
+async def test_of_all_that_leaves_both_processes_as_they_were(pair: ProcMesh) -> None:
+    """What is said above of a trainer and a puller. They are new for each; not so their processes, as torch takes two seconds to import."""
+    for case in CASES:
+        await case(pair)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from monarch_async._core.codec import loads
@@ -34,6 +34,9 @@ def serve(service: Mapping[str, Callable[..., Any]], tasks: TaskSet, log: loggin
         return
     if isinstance(result, Awaitable):
         message.task = tasks.start(_serve_later(log, message, result), name=f"service {message.endpoint}")
+        if isinstance(result, Coroutine):
+            # A task that is cancelled before its first step never comes to it. Closing one that has ended does nothing.
+            message.task.add_done_callback(lambda _: result.close())
     elif message.request:
         message.state = State.DONE
         message.origin.answer(message, result)

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "test_health",
     "test_lending",
     "test_lending_ends",
+    "test_lending_kills",
     "test_lending_tensors",
     "test_programs",
     "test_rdma",

@@ -33,8 +33,8 @@ class _Settings(NamedTuple):
     link_bytes: int = 1024 * MiB
     """Bytes that may wait to leave for one process before a further large message raises `ChannelFull`."""
     segment_bytes: int = 16 * 1024 * MiB
-    """Shared memory that one process may have for what it sends to others of its host; in any case no more than half of the machine's. What
-    finds no room takes the socket."""
+    """Shared memory that one process may have for what it sends to others of its host; in any case no more than half of the machine's,
+    or of what its container may have. What finds no room takes the socket."""
     cuda_ipc: str = "auto"
     """Whether tensors on CUDA devices go to other processes of the host by CUDA IPC, of `CUDA_IPC`. With ``auto`` they go by host memory
     where that can't be; with ``always`` such a message is refused."""

@@ -48,9 +48,14 @@ class Party(Holder):
             size = LARGE if number % 100 == 0 else SIZES[number % len(SIZES)]
             await other.keep.call_one(memoryview(bytearray(b"s") * size))
             if number % 10 == 0:
-                await other.drop.call_one()
+                await other.drop_older.call_one()
                 self.view = await other.make_view.call_one(70_000)
         await other.keep.call_one(memoryview(bytearray(b"s") * SIZES[0]))
+
+    @endpoint
+    async def drop_older(self) -> None:
+        """All but what came last, so that there is something whenever the other one is killed."""
+        del self.kept[:-1]
 
     @endpoint
     async def leave_some(self, other: Any) -> None:

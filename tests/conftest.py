@@ -46,6 +46,7 @@ ELSEWHERE = {
     "test_device_lending",
     "test_health",
     "test_lending",
+    "test_lending_arrow",
     "test_lending_costs",
     "test_lending_ends",
     "test_lending_kills",

@@ -29,7 +29,8 @@ class _Settings(NamedTuple):
     mailbox_messages: int = 100_000
     """Messages one process may have under way to one actor before an un-awaited send raises `ChannelFull`."""
     mailbox_bytes: int = 1024 * MiB
-    """The same in bytes of arguments. One message larger than this passes when nothing else is under way."""
+    """The same in bytes of arguments. One message larger than this passes when nothing else is under way, or less than a
+    thousandth of it; a call without arguments passes always."""
     link_bytes: int = 1024 * MiB
     """Bytes that may wait to leave for one process before a further large message raises `ChannelFull`."""
     segment_bytes: int = 16 * 1024 * MiB

@@ -116,15 +116,14 @@ async def test_bounds_in_bytes() -> None:
 
 async def test_small_calls_and_one_over_the_bound_in_bytes_pass_each_other() -> None:
     """A message over the bound passes beside small ones that are not answered yet; and a call without arguments beside that."""
-    actor = this_host().spawn_procs().options(mailbox_bytes=1 << 20).spawn("bounded", Slow)
+    actor = this_host().spawn_procs().options(mailbox_bytes=1 << 20).spawn("bounded", Open)
     await actor
-    small = actor.take.call_one(1)
-    large = actor.take.call_one(bytes(2 << 20))
+    small, large = actor.take.call_one(1), actor.take.call_one(bytes(2 << 20))
     with pytest.raises(ChannelFull, match="would pass the option mailbox_bytes"):
         actor.take.broadcast(1)
-    await actor.open.call_one()
+    nothing = actor.all.call_one()
     await asyncio.gather(small, large)
-    assert [1, 2 << 20] == await actor.all.call_one()
+    assert [1, 2 << 20] == await nothing
     half = actor.take.call_one(bytes(1 << 19))
     with pytest.raises(ChannelFull, match="would pass the option mailbox_bytes"):
         actor.take.call_one(bytes(2 << 20))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from monarch_async import CallTimeout, ProcMesh, UsageError, configure, this_host, this_proc
+from monarch_async import BufferMismatch, CallTimeout, ProcMesh, UsageError, configure, this_host, this_proc
 from monarch_async.options import Options
 from monarch_async.tensor import Published, StateDict, StateMismatch, TensorSlice
 from tests.tensor.publishers import Puller, Sharded, Trainer, constant, global_tensor, mapped, only_value
@@ -118,6 +118,16 @@ async def test_new_tensors_on_one_host_are_views(trainer: Any, puller: Any) -> N
     await trainer.go_on.call_one(2, 10, LARGE)
     assert (9, 1) == (await puller.kept_value.call_one(), only_value(here))
     assert (9, 9) == ((latest := await handle.pull()).version, only_value(latest))
+
+
+async def test_readers_can_not_write_to_what_is_published(trainer: Any) -> None:
+    """Its buffer is refused as a target, and what others pull is what it was."""
+    handle = await trainer.publish.call_one(1, LARGE)
+    async with handle._group.opened() as (opened, _):
+        buffer = opened[0].buffer
+        with pytest.raises(BufferMismatch, match="read-only"):
+            buffer.write_from(bytes(buffer.size))
+    assert 1 == only_value(await handle.pull())
 
 
 @pytest.mark.parametrize("views", [False, True])

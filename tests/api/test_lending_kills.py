@@ -105,6 +105,7 @@ async def kill_either(kills: int, messages: int) -> None:
         await sender.exchange.options(retry=10).call_one(receiver, messages // kills)
         victim, survivor = (receiver, sender) if turn % 2 else (sender, receiver)
         pid, *_ = await victim.numbers.call_one()
+        sending = None
         if victim is receiver:
             await sender.leave_some.call_one(receiver)
         else:
@@ -112,7 +113,7 @@ async def kill_either(kills: int, messages: int) -> None:
             sending = sender.exchange.call_one(receiver, messages)
             await receiver.echo.call_one(None)
         os.kill(pid, signal.SIGKILL)
-        if victim is receiver:
+        if sending is None:
             ends, view = await sender.settle.call_one()
             assert [ActorDied.__name__] * IN_FLIGHT == ends
             assert b"v" * 70_000 == view

@@ -11,6 +11,7 @@ machine that does nothing else.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import statistics
 import sys
@@ -72,13 +73,7 @@ class Looker(Actor):
 class Pinger(Actor):
     @endpoint
     async def ping(self, other: Any, seconds: float) -> list[float]:
-        """Small calls for so long, each awaited before the next."""
-        samples = []
-        end = time.perf_counter() + seconds
-        while (began := time.perf_counter()) < end:
-            await other.nothing.call_one()
-            samples.append(time.perf_counter() - began)
-        return samples
+        return await _pings(other, seconds)
 
 
 async def _seconds(looker: Any, tensor: Any, count: int) -> list[float]:
@@ -168,17 +163,49 @@ async def _memory(looker: Any, size: int, count: int) -> list[Row]:
     ]
 
 
-async def _beside(looker: Any, size: int) -> Row:
-    async with this_host().spawn_procs() as procs:
-        pinger = await procs.spawn("pinger", Pinger)
-        tensor = torch.ones(size, dtype=torch.uint8)
-        pinging = pinger.ping.call_one(looker, 4.0)
+async def _pings(other: Any, seconds: float) -> list[float]:
+    """Small calls for so long, each awaited before the next."""
+    samples = []
+    end = time.perf_counter() + seconds
+    while (began := time.perf_counter()) < end:
+        await other.nothing.call_one()
+        samples.append(time.perf_counter() - began)
+    return samples
+
+
+async def _beside(looker: Any, size: int) -> list[Row]:
+    """From a third process while the loop of this one sends; and from this one while a thread of it sends."""
+    tensor = torch.ones(size, dtype=torch.uint8)
+    await looker.look.call_one(tensor)
+
+    async def send() -> None:
         end = time.perf_counter() + 3.5
         while time.perf_counter() < end:
             await looker.look.call_one(tensor)
-        samples = await pinging
-    worst = quantile(samples, 0.99)
-    return Row(f"ping p99 beside {size // MIB} MiB, from a third process", scaled(worst, "s"), worst * 1000, "≤", 250.0, "ms")
+
+    def send_in_thread() -> None:
+        end = time.perf_counter() + 3.5
+        while time.perf_counter() < end:
+            looker.look.call_one(tensor).get()
+
+    async with this_host().spawn_procs() as procs:
+        pinger = await procs.spawn("pinger", Pinger)
+        await pinger.ping.call_one(looker, 0.5)
+        idle = await pinger.ping.call_one(looker, 4.0)
+        pinging = pinger.ping.call_one(looker, 4.0)
+        await send()
+        busy = await pinging
+    rows = [_ping_row(idle, busy, f"ping p99 beside {size // MIB} MiB, a third process's, to idle")]
+    idle = await _pings(looker, 4.0)
+    sending = asyncio.create_task(asyncio.to_thread(send_in_thread))
+    busy = await _pings(looker, 4.0)
+    await sending
+    return [*rows, _ping_row(idle, busy, f"ping p99 beside {size // MIB} MiB, the sender's, to idle")]
+
+
+def _ping_row(idle: Sequence[float], busy: Sequence[float], name: str) -> Row:
+    worst = quantile(busy, 0.99)
+    return Row(name, scaled(worst, "s"), worst / quantile(idle, 0.99), "≤", 5.0)
 
 
 async def measure(quick: bool) -> list[Row]:
@@ -195,7 +222,7 @@ async def measure(quick: bool) -> list[Row]:
             rate, ratio = await _rates(looker, size, rounds, 5)
             rows.append(Row(f"{size // MIB} MiB tensor, to a copy", scaled(rate, "B/s"), ratio, "≥", 0.6))
         rows += [await _shared(looker, size, 100) for size in (MIB, message, 4 * message)]
-        rows.append(await _beside(looker, huge))
+        rows += await _beside(looker, huge)
     rows.append(await _cast(message, 3 if quick else 7))
     await shutdown()
     return rows

@@ -29,12 +29,13 @@ class _Settings(NamedTuple):
     mailbox_messages: int = 100_000
     """Messages one process may have under way to one actor before an un-awaited send raises `ChannelFull`."""
     mailbox_bytes: int = 1024 * MiB
-    """The same in bytes of arguments. One message larger than this passes when nothing else is under way."""
+    """The same in bytes of arguments. One message larger than this passes when nothing else is under way, or less than a
+    thousandth of it; a call without arguments passes always."""
     link_bytes: int = 1024 * MiB
     """Bytes that may wait to leave for one process before a further large message raises `ChannelFull`."""
     segment_bytes: int = 16 * 1024 * MiB
-    """Shared memory that one process may have for what it sends to others of its host; in any case no more than half of the machine's. What
-    finds no room takes the socket."""
+    """Shared memory that one process may have for what it sends to others of its host; in any case no more than half of the machine's,
+    or of what its container may have. What finds no room takes the socket."""
     cuda_ipc: str = "auto"
     """Whether tensors on CUDA devices go to other processes of the host by CUDA IPC, of `CUDA_IPC`. With ``auto`` they go by host memory
     where that can't be; with ``always`` such a message is refused."""

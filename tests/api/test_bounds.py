@@ -114,6 +114,22 @@ async def test_bounds_in_bytes() -> None:
     assert (100_000, "mailbox_bytes") == (caught.value.limit, caught.value.option)
 
 
+async def test_small_calls_and_one_over_the_bound_in_bytes_pass_each_other() -> None:
+    """A message over the bound passes beside small ones that are not answered yet; and a call without arguments beside that."""
+    actor = this_host().spawn_procs().options(mailbox_bytes=1 << 20).spawn("bounded", Open)
+    await actor
+    small, large = actor.take.call_one(1), actor.take.call_one(bytes(2 << 20))
+    with pytest.raises(ChannelFull, match="would pass the option mailbox_bytes"):
+        actor.take.broadcast(1)
+    nothing = actor.all.call_one()
+    await asyncio.gather(small, large)
+    assert [1, 2 << 20] == await nothing
+    half = actor.take.call_one(bytes(1 << 19))
+    with pytest.raises(ChannelFull, match="would pass the option mailbox_bytes"):
+        actor.take.call_one(bytes(2 << 20))
+    await half
+
+
 async def test_a_cast_to_an_actor_that_is_gone_gives_its_room_back(place: ProcMesh) -> None:
     """Credit for it must come too, or the sender would be held back for ever by an actor that takes nothing."""
     actor = place.options(mailbox_messages=4).spawn("bounded", Slow)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -199,21 +201,34 @@ async def gone_child(pid: int) -> None:
 CASE_10 = """
 import asyncio, sys
 sys.path.insert(0, {root!r})
-from monarch_async import this_host
+from monarch_async import Actor, endpoint, shared_buffer, this_host
 from tests.api.lending_actors import Holder
+
+class Owner(Actor):
+    def __init__(self):
+        self.held = [memoryview(bytearray(1 << 20)), shared_buffer(1 << 20)]
+        for held in self.held:
+            held[:] = b"s" * (1 << 20)
+
+    @endpoint
+    async def show(self, other):
+        for held in self.held:
+            await other.keep.call_one(held)
 
 async def main():
     a, b, c = (this_host().spawn_procs(name=name) for name in "abc")
-    holders = [procs.spawn("holder", Holder) for procs in (a, b, c)]
-    await asyncio.gather(*(holder.echo.call_one(None) for holder in holders))
-    first, second, third = holders
-    for other in (second, third):
-        await first.send_on.call_one(other, 10)
-    await first.send_on.call_one(second, 1 << 20)
-    assert [b"s" * 16] == (await second.content.call_one())[1:]
+    owner = a.spawn("owner", Owner)
+    second, third = (procs.spawn("holder", Holder) for procs in (b, c))
+    await asyncio.gather(second.echo.call_one(None), third.echo.call_one(None))
+    for _ in range(2):
+        await owner.show.call_one(second)
+    assert [b"s" * 16] * 4 == await second.content.call_one()
+    *_, leased, _ = await second.numbers.call_one()
+    assert leased, "nothing was lent"
     await b.stop()
-    await first.send_on.call_one(third, 1 << 20)
-    assert [b"s" * 16] == (await third.content.call_one())[1:]
+    for _ in range(2):
+        await owner.show.call_one(third)
+    assert [b"s" * 16] * 4 == await third.content.call_one()
 
 asyncio.run(main())
 print("right")
@@ -250,27 +265,47 @@ async def main():
     pids = [numbers[0] for _, numbers in (await holders.numbers.call()).items()]
     pids += await procs.slice(procs=0).spawn("parent", Parent).start.call_one()
     print(*pids, flush=True)
-    await asyncio.sleep(1000)
+    await asyncio.to_thread(sys.stdin.readline)
+    assert all(view == b"v" * (5 << 20) for view in views)
+    assert [[bytes(16)]] * 4 == [content for _, content in (await holders.content.call()).items()]
+    print("whole", flush=True)
 
 asyncio.run(main())
 """
 
 
 def test_case_11_kill_and_sweep(tmp_path: Path) -> None:
-    """SIGKILL of a client with 4 processes that hold segments: every pid is gone within 2 s, a child too, and no shared memory is left."""
+    """SIGKILL of a client with 4 processes that hold segments: every pid is gone within 2 s, a child too, and no shared memory is left.
+
+    Another program of the same kind, which lives beside it, still has all it had.
+    """
     before = os.listdir("/dev/shm")
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    program = CASE_11.format(root=str(ROOT))
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment) as client:
-        assert client.stdout is not None
-        pids = [*map(int, client.stdout.readline().split())]
-        assert 6 == len(pids)
+    with _session(tmp_path / "mine") as (client, pids), _session(tmp_path / "other") as (other, theirs):
         client.kill()
         deadline = time.monotonic() + 2.0
-        while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")] or os.listdir(tmp_path):
+        while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")] or os.listdir(tmp_path / "mine"):
             assert time.monotonic() < deadline, alive
             time.sleep(0.005)
+        assert all(os.path.exists(f"/proc/{pid}") for pid in theirs)
+        out, _ = other.communicate("go on\n", timeout=30)
+        assert ("whole\n", 0) == (out, other.returncode)
     assert before == os.listdir("/dev/shm")
+
+
+@contextlib.contextmanager
+def _session(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A program whose files are in a folder of its own, and what it has started."""
+    folder.mkdir()
+    command = [sys.executable, "-c", CASE_11.format(root=str(ROOT))]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as client:
+        try:
+            assert client.stdout is not None
+            pids = [*map(int, client.stdout.readline().split())]
+            assert 6 == len(pids)
+            yield client, pids
+        finally:
+            client.kill()
 
 
 async def test_case_13_large_and_small_together(monarch_procs: MonarchProcs) -> None:

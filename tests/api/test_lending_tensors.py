@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib.util
 from typing import Any
 
 import pytest
@@ -161,18 +160,6 @@ async def _check_gradients_flow_into_what_arrives(both: Any) -> None:
     del weight, batch, loss
 
 
-async def _check_arrow(both: Any) -> None:
-    """Buffers and arrays of pyarrow, which hand out their memory as NumPy's do."""
-    arrow = importlib.import_module("pyarrow")
-    one = both.slice(procs=0)
-    array = arrow.array(range(100_000))
-    table = arrow.table({"number": array, "text": [str(number) for number in range(100_000)]})
-    assert array.equals(await one.echo.call_one(array))
-    assert table.equals(await one.echo.call_one(table))
-    buffer = arrow.py_buffer(b"x" * 100_000)
-    assert buffer.equals(await one.echo.call_one(buffer))
-
-
 async def test_tensors_of_every_kind() -> None:
     """See the checks above; all of it in the same two processes, since torch takes long to load. In the end all that was lent is back."""
     procs = this_host().spawn_procs({"procs": 2}, preload=("torch",))
@@ -182,8 +169,6 @@ async def test_tensors_of_every_kind() -> None:
     await _check_what_shares_memory_still_does(both)
     await _check_what_arrives_is_ones_own(both)
     await _check_gradients_flow_into_what_arrives(both)
-    if importlib.util.find_spec("pyarrow") is not None:
-        await _check_arrow(both)
     gc.collect()
     await both.collect.call()
     await until(lambda: not loans_here() and not lending_here().borrowing._leased)

@@ -10,7 +10,19 @@ import numpy
 import pytest
 import torch
 
-from monarch_async import ProcMesh, RDMAAction, RDMABuffer, configure, shared_buffer, shutdown_context, this_host, this_proc
+from monarch_async import (
+    BufferGone,
+    ProcMesh,
+    RDMAAction,
+    RDMABuffer,
+    RDMAError,
+    configure,
+    shared_buffer,
+    shutdown_context,
+    this_host,
+    this_proc,
+)
+from monarch_async.ambient import current_runtime
 from monarch_async.options import Options
 from tests.api.owners import Owner, pattern
 
@@ -164,23 +176,61 @@ async def test_overlapping_memory_of_one_process() -> None:
     await buffer.drop()
 
 
-async def test_the_option_chooses_the_backend() -> None:
-    """What the option names is used for buffers that name nothing; a name that is none is refused."""
-    configure(rdma_backend="tcp")
+@pytest.mark.parametrize("name", ["cma", "segment", "tcp"])
+async def test_the_option_chooses_the_backend(name: str) -> None:
+    """What the option names is used for buffers that name nothing, and is named when it fails."""
+    configure(rdma_backend=name)
     try:
         owner = this_host().spawn_procs().spawn("owner", Owner)
-        buffer = await owner.make.call_one(b"by messages")
-        assert "tcp" == buffer.backend
-        target = bytearray(11)
+        buffer = await owner.make.call_one(b"by whatever is named")
+        assert name == buffer.backend
+        target = bytearray(20)
         await buffer.read_into(target)
-        assert b"by messages" == target
-        assert "cma" == (await owner.make.call_one(b"", "cma")).backend
+        assert b"by whatever is named" == target
+        await buffer.drop()
+        with pytest.raises(BufferGone, match=f"by {name} failed") as caught:
+            await buffer.read_into(target)
+        assert name == caught.value.backend
+        other = "segment" if name == "cma" else "cma"
+        assert other == (await owner.make.call_one(b"", other)).backend
+    finally:
+        configure(rdma_backend=Options().rdma_backend)
+
+
+async def test_an_option_that_can_not_be_followed() -> None:
+    """It fails by its name, and nothing else is tried; a name that is none is refused."""
+    configure(rdma_backend="local")
+    try:
+        buffer = await this_host().spawn_procs().spawn("owner", Owner).make.call_one(b"elsewhere")
+        target = bytearray(9)
+        with pytest.raises(RDMAError, match=r"by local failed: .* is another process") as caught:
+            await buffer.read_into(target)
+        assert "local" == caught.value.backend
+        assert bytes(9) == target
     finally:
         configure(rdma_backend=Options().rdma_backend)
     with pytest.raises(ValueError, match="local, cma"):
         configure(rdma_backend="carrier pigeon")
     with pytest.raises(ValueError, match="local, cma"):
         RDMABuffer(bytearray(1), backend="carrier pigeon")
+
+
+async def test_a_batch_asks_its_owner_once(owner: Any, backend: str) -> None:
+    """Of hundreds of small copies to and from as many buffers: whether all are there, then what is read, and what is written."""
+    buffers = [await owner.make.call_one(bytes([number]) * 100, backend) for number in range(200)]
+    targets = [bytearray(100) for _ in buffers[:100]]
+    action = RDMAAction()
+    for buffer, target in zip(buffers, targets, strict=False):
+        action.read_into(buffer, target)
+    for buffer in buffers[100:]:
+        action.write_from(buffer, b"w" * 100)
+    requests = current_runtime().requests
+    before = next(requests)
+    await action.submit()
+    asked = next(requests) - before - 1
+    assert {"local": 0, "cma": 1, "segment": 3, "tcp": 3}[backend] == asked
+    assert [bytes([number]) * 100 for number in range(100)] == targets
+    assert b"w" * 100 == await owner.content.call_one(buffers[-1])
 
 
 async def test_calls_pass_a_large_copy(owner: Any, backend: str) -> None:

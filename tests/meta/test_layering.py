@@ -41,7 +41,7 @@ LAYERS: dict[str, list[str]] = {
     "L2": inside(
         "_channel",
         """base pool keys tls stream pieces dial devices cuda_driver cuda parcels arrivals tensors torch_hook segment memory cma
-        pages fabric block blocks descriptors gifts""",
+        pages machine fabric block blocks descriptors gifts""",
     ),
     "L3": inside(
         "_runtime",

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from monarch_async import CallTimeout, UsageError, configure, this_host, this_proc
+from monarch_async import BufferMismatch, CallTimeout, UsageError, configure, this_host, this_proc
 from monarch_async.options import Options
 from monarch_async.tensor import Published, StateDict, StateMismatch, TensorSlice
 from tests.tensor.publishers import Puller, Sharded, Trainer, constant, global_tensor, mapped, only_value
@@ -108,6 +108,16 @@ async def new_tensors_on_one_host_are_views(trainer: Any, puller: Any) -> None:
     await trainer.go_on.call_one(2, 10, LARGE)
     assert (9, 1) == (await puller.kept_value.call_one(), only_value(here))
     assert (9, 9) == ((latest := await handle.pull()).version, only_value(latest))
+
+
+async def readers_can_not_write_to_what_is_published(trainer: Any, puller: Any) -> None:
+    """Its buffer is refused as a target, and what others pull is what it was."""
+    handle = await trainer.publish.call_one(1, LARGE)
+    async with handle._group.opened() as (opened, _):
+        buffer = opened[0].buffer
+        with pytest.raises(BufferMismatch, match="read-only"):
+            buffer.write_from(bytes(buffer.size))
+    assert 1 == only_value(await handle.pull())
 
 
 async def test_no_reader_sees_a_torn_version() -> None:
@@ -326,6 +336,7 @@ async def test_little_shared_memory(caplog: pytest.LogCaptureFixture) -> None:
 CASES: list[Callable[[Any, Any], Awaitable[None]]] = [
     every_kind_of_tensor,
     new_tensors_on_one_host_are_views,
+    readers_can_not_write_to_what_is_published,
     by_messages_too,
     tied_weights,
     a_part_of_it,

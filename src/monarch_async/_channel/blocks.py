@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 import resource
 import threading
 import weakref
@@ -32,7 +31,7 @@ from collections import deque
 from monarch_async._channel.block import EMPTY, USABLE, Block, Range, Returned, depth
 from monarch_async._channel.segment import PAGE, SUPPORTED, Segment
 
-__all__ = ["SegmentPool", "physical_memory"]
+__all__ = ["SegmentPool"]
 
 SMALL = 4 << 20
 SLAB = 32 << 20
@@ -43,11 +42,6 @@ SLICE = 8 << 20
 
 _Unused = tuple[int, int, Range]
 """When it was given back, in rounds of `age` and in order; and what."""
-
-
-def physical_memory() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * PAGE
 
 
 def _most_segments() -> int:

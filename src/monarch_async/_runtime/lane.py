@@ -7,7 +7,8 @@ Rules:
 
 * At the hard limit a send raises `ChannelFull` and sends nothing. A send that is awaited returns only when less than half of it is in use,
   so that awaiting senders never meet the hard limit.
-* One message larger than the limit in bytes passes when nothing else is under way.
+* One message larger than the limit in bytes passes when nothing else is under way, or so little that it does not matter. What has no
+  bytes of arguments takes none, and passes that limit always.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from monarch_async.errors import ChannelFull, PortClosed
 from monarch_async.ids import ProcAddress
 
 __all__ = ["Lane", "Route"]
+
+LITTLE = 10
+"""Of the limit in bytes, a part of 2 to the power of minus this is little."""
 
 
 class Route(Protocol):
@@ -133,7 +137,7 @@ class Lane(Room):
         """Raise `ChannelFull` if a message of `size` bytes may not be sent now."""
         if self.messages >= self.limit:
             super().check(size)
-        if self.bytes + size > self.byte_limit and self.messages:
+        if self.bytes + size > self.byte_limit and size and self.bytes > self.byte_limit >> LITTLE:
             raise ChannelFull(
                 f"{self.bytes} bytes are under way to {self.mesh}[{self.rank}] and {size} more would pass the option "
                 f"mailbox_bytes={self.byte_limit}: await what you send, or raise it",

@@ -28,8 +28,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_async._channel.block import Block
-from monarch_async._channel.blocks import SegmentPool, physical_memory
+from monarch_async._channel.blocks import SegmentPool
 from monarch_async._channel.descriptors import Inbox, inbox_path
+from monarch_async._channel.machine import memory_here
 from monarch_async._channel.parcels import settled
 from monarch_async._core.address import address_of
 from monarch_async._core.codec import Buffers
@@ -58,7 +59,7 @@ class Lending:
     def __init__(self, runtime: Borrower) -> None:
         self._runtime = runtime
         self.borrowing = Borrowing(runtime)
-        self.pool = SegmentPool(min(runtime.options.segment_bytes, physical_memory() // 2))
+        self.pool = SegmentPool(min(runtime.options.segment_bytes, memory_here() // 2))
         self.on_devices = DeviceLending(runtime)
         self._tenants: dict[str, Tenant] = {}  # by uid
         self._numbers = itertools.count(1)

@@ -1,7 +1,7 @@
 """The versions of a state dict that one process publishes, and who may read which.
 
-Each version lies in a block of memory of its own, which is written once, before anybody knows of it, and never again. So no reader ever
-sees a torn one, and to publish is to let the next reader have another block.
+Each version lies in a block of memory of its own, which is written once, before anybody knows of it, and never again, by readers neither:
+its buffer is read-only. So no reader ever sees a torn one, and to publish is to let the next reader have another block.
 
 Rules:
 
@@ -103,7 +103,7 @@ class Shelf:
         if not newest or newest[0].layout != layout:
             self._layout_number += 1
         WORD.pack_into(block, layout.size, number)
-        self._versions[number] = _Version(block, shared, RDMABuffer(block), layout, self._layout_number)
+        self._versions[number] = _Version(block, shared, RDMABuffer(block.toreadonly()), layout, self._layout_number)
         self._change()
 
     async def _retire(self, number: int) -> None:

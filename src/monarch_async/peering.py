@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 
 from monarch_async._channel.descriptors import inbox_path
 from monarch_async._channel.segment import SUPPORTED, Segment, Window
+from monarch_async._core.processors import keep_apart
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.errors import ChannelError
 from monarch_async.ids import ProcAddress
 
-__all__ = ["SUPPORTED", "Peering", "Segment", "Window"]
+__all__ = ["SUPPORTED", "Peering", "Segment", "Window", "keep_apart"]
 
 _RETRY = 0.002
 _FULL = {errno.EAGAIN, errno.ENOBUFS, errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS}

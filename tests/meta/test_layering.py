@@ -35,7 +35,7 @@ LAYERS: dict[str, list[str]] = {
     "L0": words("errors ids points shape clock options health restart instrument"),
     "L1": inside(
         "_core",
-        """address yielding events lines binding stories views lifting parts codec device_ledger faults framing handshake session poly1305
+        """address processors events lines binding stories views lifting parts codec device_ledger faults framing handshake session poly1305
         seal reader order intensity instructions supervision_states supervision""",
     ),
     "L2": inside(

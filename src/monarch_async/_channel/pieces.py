@@ -22,8 +22,8 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 
 from monarch_async._core.address import address_of
+from monarch_async._core.processors import give_way
 from monarch_async._core.seal import SEAL_SIZE, Seal
-from monarch_async._core.yielding import give_way
 
 __all__ = ["PIECE", "DataSocket", "cut"]
 

@@ -8,15 +8,13 @@ Whoever awaits one goes on only when no thread touches the memory any more, canc
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from monarch_async._channel.cma import Piece
-from monarch_async._core.yielding import give_way
+from monarch_async._core.processors import give_way, keep_apart
 
 __all__ = ["INLINE_COPY", "SLICE", "Copier", "run_all", "settle", "slices"]
 
@@ -62,7 +60,7 @@ class Copier:
         lock = threading.Lock()
 
         def work(index: int) -> None:
-            _keep_apart(index, count)
+            keep_apart(index, count)
             while not stop.is_set():
                 with lock:
                     part = next(rest, None)
@@ -94,17 +92,6 @@ class Copier:
         """Let the threads end."""
         if self._threads is not None:
             self._threads.shutdown(wait=False)
-
-
-def _keep_apart(index: int, count: int) -> None:
-    """Give this thread, one of `count`, processors of its own among those of the process.
-
-    Left to itself the kernel has two threads that were woken at once share one for much of the time that a copy takes.
-    """
-    if hasattr(os, "sched_setaffinity"):
-        allowed = sorted(os.sched_getaffinity(os.getpid()))
-        with contextlib.suppress(OSError):  # the process has lost some of them in this moment
-            os.sched_setaffinity(0, allowed[index::count] or allowed)
 
 
 async def settle(running: Sequence[asyncio.Future[None]]) -> None:

@@ -8,6 +8,8 @@ Rules:
 * To wait is to sleep on the bell, an eventfd. A member that sleeps says until which word has which value; who sets that rings. So does who
   aborts or starts something. There is no spinning before: where cores are shared it takes time from those that are waited for, and to yield
   a core gives it away for much longer than it takes to be woken.
+* Where there are enough, each member's thread has processors of its own: those of two members wake each other all the time, and the kernel
+  likes to put them on one.
 * The first error of any operation, and `abort`, end all of them and all later ones. After an operation has told its end nothing of its
   tensors is touched.
 """
@@ -19,6 +21,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import torch
+
+from monarch_async.peering import keep_apart
 from monarch_async.tensor.shm.pages import ANY, ASLEEP, Own, fence, until
 from monarch_async.tensor.shm.transfers import Need, Transfer, is_met
 
@@ -134,6 +139,8 @@ class Worker:
             self._leave(job, self._over)
 
     def _run(self) -> None:
+        # Torch's threads for reductions run on what this one has.
+        keep_apart(self._own.me, len(self._own.members), torch.get_num_threads())
         while not self._stopping:
             with self._turn:
                 moved = self._go_round()

@@ -132,7 +132,10 @@ class _Circle(Circle):
             self._tell_groups(rank, self.lost[rank])
 
     def wire_to(self, rank: int) -> Any:
-        return SimpleNamespace(cast=lambda name, _, body, buffers, __: self.world.send(self.life, self.address_of(rank), body, buffers))
+        world, process = self.world, self.address_of(rank).uid
+        if process in world.killed and world.dice.random() < 0.5:  # that its place is taken is known here, or not yet
+            process = world.address(rank).uid
+        return SimpleNamespace(cast=lambda name, _, body, buffers, __: world.send(self.life, rank, process, body, buffers))
 
     def is_gone(self, rank: int) -> bool:
         return rank in self.lost and rank in self.world.gone
@@ -261,22 +264,19 @@ class World:
         """The first life of all."""
         return [Life(self, rank, 0, f"{rank}.0") for rank in range(self.size)]
 
-    def send(self, source: Life, to: ProcAddress, body: Any, buffers: Any) -> None:
+    def send(self, source: Life, rank: int, process: str, body: Any, buffers: Any) -> None:
         if source.process in self.killed:
             return
-        link = source.process, to.uid
+        link = source.process, process
         args = loads(body, buffers)[0]
-        delay = self.latency() + self.hold(source.rank, to.rank, args)
+        delay = self.latency() + self.hold(source.rank, rank, args)
         when = self._links[link] = max(self._links.get(link, 0.0) + 1e-6, self.loop.time() + delay)
         self.loop.call_at(when, self._arrive, link, when, args)
 
     def _arrive(self, link: tuple[str, str], when: float, args: tuple[Any, ...]) -> None:
         if when > self._cut.get(link, when):
             return
-        process = link[1]
-        life = self.processes.get(process)
-        if process in self.killed and life is not None:
-            life = self.lives[life.rank] if self.dice.random() < 0.5 else None  # its place is taken, and that is known or not
+        life = self.processes.get(link[1])
         if life is not None and life.there:
             _, name, what, *rest = args
             group = life.circle.groups.get(name)

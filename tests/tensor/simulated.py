@@ -115,7 +115,7 @@ class _Circle(Circle):
     def watch(self, rank: int) -> None:
         if rank != self.me.rank and rank not in self._watches:
             self._watches[rank] = None  # type: ignore[assignment]
-            other = self.world.lives[rank]
+            other = self.world.lives[rank] if rank < len(self.world.lives) else None
             if other is not None and not other.there:
                 self.world.later(self.news, rank, other.incarnation)
 
@@ -123,10 +123,7 @@ class _Circle(Circle):
         """What `_watch` of a circle does when a life ends."""
         known = self._lives.get(rank)
         error = PeerLost(f"members[{rank}] is gone", mesh="members", rank=rank, incarnation=known or 0, reason="killed")
-        if known is None:
-            if not (other := self.world.lives[rank]) or not other.there:
-                self.lost.setdefault(rank, error)
-        elif known == incarnation:
+        if known == incarnation or (known is None and not self.world.lives[rank].there):
             self.lose(error)
         if self.is_gone(rank):
             self._tell_groups(rank, self.lost[rank])
@@ -141,24 +138,38 @@ class _Circle(Circle):
         return rank in self.lost and rank in self.world.gone
 
 
+class _Me:
+    """In place of a `Membership`."""
+
+    key, name, why_over = 1, "members", ""
+
+    def __init__(self, life: Life, runtime: Any, addresses: Sequence[ProcAddress]) -> None:
+        self.life, self.runtime, self.addresses = life, runtime, addresses
+        self.rank, self.incarnation = life.rank, life.incarnation
+
+    @property
+    def called(self) -> bool:
+        return self.life.called
+
+    def when_over(self, told: Callable[[str], None]) -> None:
+        pass
+
+
 class Life:
     """One life of one member, and the process that it is in."""
 
     def __init__(self, world: World, rank: int, incarnation: int, process: str) -> None:
         self.world, self.rank, self.incarnation, self.process = world, rank, incarnation, process
         self.there = True
-        self.told: list[BaseException] = []  # the errors of its operations
+        self.called = True  # whether a handler is under way
         self.step = -1  # it knows none
         addresses = [world.address(other) for other in range(world.size)]
         addresses[rank] = mine = _address(rank, process)
         runtime = SimpleNamespace(
             loop=world.loop, me=mine, log=logging.getLogger("simulated"), tasks=_Tasks(world.loop), stopping=None, thread=threading.get_ident()
         )
-        me = SimpleNamespace(
-            key=1, name="members", rank=rank, incarnation=incarnation, runtime=runtime, addresses=addresses, why_over="", when_over=_nothing
-        )
-        self.circle = _Circle(world, self, me)
-        world.lives[rank] = self
+        self.circle = _Circle(world, self, _Me(self, runtime, addresses))
+        world.lives[rank : rank + 1] = [self]
         world.processes[process] = self
         self.group = Group(self.circle, tuple(range(world.size)), "members", lambda: _Backend(world), 1e9, "always")  # type: ignore[arg-type, return-value]
 
@@ -174,11 +185,7 @@ class Life:
             return [view.own[0] for view in views]
 
         operation = Operation(Signature(kind, (), (value,)), launch=launch, finish=finish)
-        try:
-            result: list[int] = await self.group.submit(operation, None, "")
-        except (PeerLost, CollectiveError) as error:
-            self.told.append(error)
-            raise
+        result: list[int] = await self.group.submit(operation, None, "")
         return result
 
     async def ready(self) -> int:
@@ -200,7 +207,7 @@ class World:
         self.size = size
         self.unreachable = unreachable
         self.loop = JumpingLoop()
-        self.lives: list[Life | None] = [None] * size
+        self.lives: list[Life] = []
         self.processes: dict[str, Life] = {}  # the life that each has, or had
         self.killed: set[str] = set()
         self.gone: set[int] = set()  # ranks that are not started again
@@ -257,8 +264,7 @@ class World:
         self.loop.call_later(self.latency(), what, *args)
 
     def address(self, rank: int) -> ProcAddress:
-        life = self.lives[rank]
-        return _address(rank, life.process if life is not None else f"{rank}.0")
+        return _address(rank, self.lives[rank].process if rank < len(self.lives) else f"{rank}.0")
 
     def begin(self) -> list[Life]:
         """The first life of all."""
@@ -286,7 +292,6 @@ class World:
     def kill(self, rank: int) -> Life:
         """With its process; the others hear of it, each in its time."""
         life = self.lives[rank]
-        assert life is not None
         now = self.loop.time()
         if life.group.ready and life.group.epoch is not None:
             self.over.setdefault(life.group.epoch.token, now)
@@ -300,7 +305,6 @@ class World:
     def fail(self, rank: int) -> Life:
         """Only its actor, in a process that lives."""
         life = self.lives[rank]
-        assert life is not None
         self._end(life, "failed")
         return life
 
@@ -308,12 +312,11 @@ class World:
         life.group.close(why)
         life.there = False
         for other in self.lives:
-            if other is not None and other.there:
+            if other.there:
                 self.later(other.circle.news, life.rank, life.incarnation)
 
     def restart(self, rank: int) -> Life:
         before = self.lives[rank]
-        assert before is not None
         assert not before.there
         incarnation = before.incarnation + 1
         return Life(self, rank, incarnation, f"{rank}.{incarnation}" if before.process in self.killed else before.process)
@@ -322,7 +325,7 @@ class World:
         """It will not be started again."""
         self.gone.add(rank)
         for other in self.lives:
-            if other is not None and other.there:
+            if other.there:
                 with contextlib.suppress(KeyError):
                     self.later(other.circle._tell_groups, rank, other.circle.lost[rank])
 

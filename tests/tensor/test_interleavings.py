@@ -70,7 +70,7 @@ async def accidents(world: World, program: Callable[[Life], Any], count: int, st
         start(life)
     for _ in range(count):
         await asyncio.sleep(dice.choice((0.0, 0.005, 0.05, 0.3)) * dice.uniform(0.5, 1.5))
-        there = [life for life in world.lives if life is not None and life.there]
+        there = [life for life in world.lives if life.there]
         if there:
             life = dice.choice(there)
             (world.kill if dice.random() < 0.7 else world.fail)(life.rank)
@@ -96,6 +96,104 @@ def test_all_begin_again_at_one_point(monkeypatch: pytest.MonkeyPatch, program: 
             world = World(patch, 2 + seed % 3, seed, unreachable=0.1 * (seed % 2))
             try:
                 world.run(accidents(world, program, seed % 6, 5))
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
+
+
+class Controller:
+    """Calls all members and waits for all answers, as a call on a mesh does with `return_exceptions`."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.accidents = 0
+        self._calls: dict[int, asyncio.Task[Any]] = {}
+        for life in world.begin():
+            life.called = False
+
+    async def call(self, handler: Callable[[Life], Any], timeout: float | None = None) -> list[Any]:
+        """What each has, or the error; a string of one that was lost meanwhile."""
+        self._calls = {rank: asyncio.create_task(self._begin(rank, handler)) for rank in range(self.world.size)}
+        await asyncio.wait(self._calls.values(), timeout=timeout)
+        for call in self._calls.values():
+            self.world.later(call.cancel)
+        return await asyncio.gather(*self._calls.values(), return_exceptions=True)
+
+    async def _begin(self, rank: int, handler: Callable[[Life], Any]) -> Any:
+        while not self.world.lives[rank].there:  # who is between two lives gets it in the next
+            await asyncio.sleep(0.001)
+        life = self.world.lives[rank]
+        life.called = True
+        try:
+            await asyncio.sleep(self.world.latency())
+            return await handler(life) if life.there else "lost"
+        finally:
+            life.called = False
+
+    async def accident(self) -> None:
+        """One is lost, and later started again."""
+        world, dice = self.world, self.world.dice
+        there = [life for life in world.lives if life.there]
+        if there:
+            life = dice.choice(there)
+            self.accidents += 1
+            (world.kill if dice.random() < 0.7 else world.fail)(life.rank)
+            if life.rank in self._calls:
+                self._calls[life.rank].cancel()
+            world.loop.call_later(dice.choice((0.001, 0.02, 0.2)), self._restart, life.rank)
+
+    def _restart(self, rank: int) -> None:
+        self.world.restart(rank).called = False
+
+
+async def driven(world: World, count: int, *, asks: bool) -> None:
+    """Steps that a controller drives, redone after an error, once all are `ready` where it `asks`: then they fail for what is new alone."""
+    controller, dice = Controller(world), world.dice
+    finished, step, known = 0, 0, 0
+
+    async def loses() -> None:
+        for _ in range(count):
+            await asyncio.sleep(dice.choice((0.0, 0.005, 0.05, 0.3)) * dice.uniform(0.5, 1.5))
+            await controller.accident()
+
+    async def does(life: Life) -> None:
+        for part in range(2):
+            if dice.random() < 0.3:
+                await asyncio.sleep(dice.choice((0.01, 0.1)))
+            value = 2 * step + part
+            assert [value] * world.size == await life.do("step", value, moves=part == 1)
+
+    loser = asyncio.create_task(loses())
+    while not loser.done() or finished < 3:
+        accidents = controller.accidents
+        gives_up = dice.random() < 0.2
+        step += 1
+        results = await controller.call(does, dice.uniform(0.0, 0.1) if gives_up else None)
+        for result in results:
+            assert not isinstance(result, CollectiveMismatch)
+            assert result is None or result == "lost" or isinstance(result, (*FAILED, asyncio.CancelledError)), repr(result)
+        if all(result is None for result in results):
+            finished += 1
+            continue
+        assert finished == 0 or not asks or gives_up or controller.accidents > accidents or accidents > known, results
+        finished = 0
+        while asks:
+            accidents = controller.accidents
+            numbers = await controller.call(Life.ready)
+            if all(isinstance(number, int) for number in numbers):
+                assert len(set(numbers)) == 1 or controller.accidents > accidents
+                known, finished = accidents, 1
+                break
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_controller_drives_steps(monkeypatch: pytest.MonkeyPatch, asks: bool) -> None:
+    """After an error it asks all whether they are ready; then steps fail for what is new alone."""
+    for seed in range(100):
+        with monkeypatch.context() as patch:
+            world = World(patch, 2 + seed % 3, seed, unreachable=0.1 * (seed % 2))
+            try:
+                world.run(driven(world, seed % 6, asks=asks))
             except BaseException as error:
                 error.add_note(f"seed {seed}")
                 raise

@@ -172,7 +172,10 @@ class Forming:
         if epoch is not None and epoch.stage is Stage.READY:
             self._over(error)
         else:
-            self._drop(told=self._fail_waiting(error))
+            told = self._fail_waiting(error)
+            if not told and (self.number >= 0 or self.circle.me.called):
+                self._owed = error  # what it calls next others may have called with the one that is lost, which will not call it again
+            self._drop(told=told)
         assert error.rank is not None
         if self.circle.is_gone(error.rank):
             self._fail_waiters(error)

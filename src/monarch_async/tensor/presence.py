@@ -6,8 +6,9 @@ when it left arrives before any answer. Hence what is asked for after a loss bec
 
 Rules:
 
-* It is the loops of the members that answer, whatever their actors do. One whose loop is held up, or whose process is frozen, is not waited for
-  any longer than `PATIENCE`: nothing more is known of it then than before.
+* It is the loops of the members that answer, whatever their actors do: at once, that they are about to form it, if they are. One that says
+  nothing, since its loop is held up or its process is frozen, is not waited for any longer than `PATIENCE`: no more is known of it then than
+  before.
 * Who asks and is asked at the same time asks first: so what it answers leads to the end of no other wait before its own question is there.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 __all__ = ["Presence"]
 
@@ -29,6 +30,15 @@ class Where(Protocol):
     def post(self, what: str, *args: Any, to: int | None = None) -> None: ...
 
 
+class _Question(NamedTuple):
+    """Asked of all others."""
+
+    missing: set[int]  # who has not said that it has formed the epoch
+    promised: set[int]  # who has said that it is about to
+    told: Callable[[], None]
+    timer: asyncio.TimerHandle
+
+
 class Presence:
     """See the module's text. Its methods are called on the loop."""
 
@@ -39,7 +49,7 @@ class Presence:
         self._formed = False  # here
         self._unanswered: list[tuple[int, int]] = []  # who asked before it was, and which question
         self._asked = 0
-        self._questions: dict[int, tuple[set[int], Callable[[], None], asyncio.TimerHandle]] = {}  # who has not answered, what to do then
+        self._questions: dict[int, _Question] = {}
 
     def ask(self, told: Callable[[], None]) -> None:
         """Call `told` once all others have said that they are in the epoch; never, if it is over before."""
@@ -47,7 +57,8 @@ class Presence:
             told()
             return
         self._asked += 1
-        self._questions[self._asked] = {*self._others}, told, self._loop.call_later(PATIENCE, self._close, self._asked)
+        timer = self._loop.call_later(PATIENCE, self._go_without, self._asked)
+        self._questions[self._asked] = _Question({*self._others}, set(), told, timer)
         self._epoch.post("asked", self._asked)
 
     def formed(self) -> None:
@@ -59,26 +70,35 @@ class Presence:
 
     def asked(self, index: int, question: int) -> None:
         """Another member wants to know."""
-        if self._formed:
-            self._epoch.post("there", question, to=index)
-        else:
+        self._epoch.post("there", question, self._formed, to=index)
+        if not self._formed:
             self._unanswered.append((index, question))
 
-    def there(self, index: int, question: int) -> None:
-        """Another member is."""
-        if question in self._questions:
-            missing = self._questions[question][0]
-            missing.discard(index)
-            if not missing:
-                self._close(question)
+    def there(self, index: int, number: int, formed: bool) -> None:
+        """Another member is, or is about to form it."""
+        question = self._questions.get(number)
+        if question is None:
+            return
+        if formed:
+            question.missing.discard(index)
+        else:
+            question.promised.add(index)
+        self._see(number, question)
 
-    def _close(self, question: int) -> None:
-        _, told, timer = self._questions.pop(question)
-        timer.cancel()
-        told()
+    def _go_without(self, number: int) -> None:
+        """Those that have said nothing."""
+        question = self._questions[number]
+        question.missing.intersection_update(question.promised)
+        self._see(number, question)
+
+    def _see(self, number: int, question: _Question) -> None:
+        if not question.missing:
+            del self._questions[number]
+            question.timer.cancel()
+            question.told()
 
     def end(self) -> None:
         """The epoch is over."""
-        for _, _, timer in self._questions.values():
-            timer.cancel()
+        for question in self._questions.values():
+            question.timer.cancel()
         self._questions.clear()

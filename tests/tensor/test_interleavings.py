@@ -195,3 +195,54 @@ def test_a_controller_drives_steps(monkeypatch: pytest.MonkeyPatch) -> None:
             except BaseException as error:
                 error.add_note(f"seed {seed}")
                 raise
+
+
+def holds(world: World, source: int, to: int, until: float, what: Callable[[tuple[Any, ...]], bool]) -> None:
+    """Keep messages of one rank to another back until then."""
+    before = world.hold
+    world.hold = lambda a, b, message: (
+        max(0.0, until - world.loop.time()) if (a, b) == (source, to) and what(message) else before(a, b, message)
+    )
+
+
+def test_a_late_refusal_ends_nothing_that_was_called_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two members give up what waits for a third one, at once, and call anew; that the other has given up comes only then, and is about the first."""
+    world = World(monkeypatch, 3, 1)
+
+    async def story() -> None:
+        lives = world.begin()[:2]
+        for rank in (0, 1):
+            holds(world, 2, rank, 2.0, lambda message: True)  # so that nothing is formed
+        await asyncio.sleep(0.5)
+        first = [asyncio.create_task(life.do("first", 1)) for life in lives]
+        await asyncio.sleep(0.1)
+        holds(world, 0, 1, 1.5, lambda message: True)
+        holds(world, 1, 0, 1.5, lambda message: True)
+        for call in first:
+            call.cancel()
+        assert all(isinstance(outcome, asyncio.CancelledError) for outcome in await asyncio.gather(*first, return_exceptions=True))
+        second = [asyncio.create_task(life.do("second", 2)) for life in lives]
+        await asyncio.sleep(0.2)  # the third one has heard of both
+        second.append(asyncio.create_task(world.lives[2].do("second", 2)))
+        assert [[2, 2, 2]] * 3 == await asyncio.gather(*second)
+
+    world.run(story())
+
+
+def test_a_refusal_is_told_to_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One member gives up what two of them wait with: the other one is told, and not only when its time is over."""
+    world = World(monkeypatch, 3, 1)
+
+    async def story() -> None:
+        lives = world.begin()[:2]
+        for rank in (0, 1):
+            holds(world, 2, rank, 2.0, lambda message: True)
+        await asyncio.sleep(0.5)
+        first = [asyncio.create_task(life.do("first", 1)) for life in lives]
+        await asyncio.sleep(0.1)
+        first[0].cancel()
+        with pytest.raises(CollectiveError, match="rank 0 of members has cancelled first"):
+            await first[1]
+        assert world.loop.time() < 1.0
+
+    world.run(story())

@@ -3,6 +3,8 @@
 Rules:
 
 * A message to a process that ends may be lost. So who lacks something speaks again, as long as the group is not formed.
+* A refusal ends what waits at other members, as what was refused will not be called. It says which terms were known where it was refused: a
+  member that has failed all and begun anew since then is not meant.
 * An epoch that was given up here before it was formed may have been formed elsewhere, and something begun in it. So it is remembered until
   it is known whether anybody is to be told.
 """
@@ -56,7 +58,8 @@ class Forming:
         self._make = make
         self._terms: list[int | None] = [None] * len(ranks)
         self._numbers = [-1] * len(ranks)  # the last epoch that each member was in when it took its term
-        self._terms[self.index] = circle.me.incarnation * LIVES
+        self._terms[self.index] = self._began_anew = circle.me.incarnation * LIVES
+        """The term since which whatever waits here was called: all from before has failed."""
         self._proposals: dict[int, str] = {}  # of others, by index
         self._waiting: list[Operation] = []  # called while the group is not formed
         self._waiters: list[asyncio.Future[int]] = []  # those who wait for just that
@@ -121,10 +124,20 @@ class Forming:
         others = [rank for rank in self.ranks if rank != me.rank] if to is None else to
         wires = [self.circle.wire_to(rank) for rank in others]
         mine = self._terms[self.index], self._numbers[self.index], me.runtime.me
-        post(wires, SERVICE, *self.address, "hello", self.index, *mine, reply, error, token, refused)
+        seen = tuple(self._terms) if refused == REFUSED else ()
+        post(wires, SERVICE, *self.address, "hello", self.index, *mine, reply, error, token, refused, seen)
 
     def _hello(
-        self, index: int, term: int, number: int, address: ProcAddress, reply: bool, error: BaseException | None, token: str, refused: int
+        self,
+        index: int,
+        term: int,
+        number: int,
+        address: ProcAddress,
+        reply: bool,
+        error: BaseException | None,
+        token: str,
+        refused: int,
+        seen: Sequence[int | None],
     ) -> None:
         known = self._terms[index]
         if self.closed is not None or (known is not None and term < known):
@@ -134,6 +147,8 @@ class Forming:
             self.circle.lose(error)
         if term != known:
             self._terms[index], self._numbers[index] = term, number
+            if refused == REFUSED and (seen[self.index] or 0) < self._began_anew:
+                refused = FOLLOWED  # of what was called with something that has ended here meanwhile
             self._left_by(index, error, token, refused)
         if reply:
             self._introduce(to=[self.ranks[index]])

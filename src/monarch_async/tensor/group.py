@@ -126,6 +126,7 @@ class Group(Forming):
         if owed and epoch is not None and not told:
             self._owed = error
         self._take_term(error, epoch.token if epoch is not None else "", refused=refused)
+        self._began_anew = self._terms[self.index] or 0
 
     def _fail_waiting(self, error: BaseException) -> bool:
         waiting, self._waiting = self._waiting, []

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from monarch_async._core.codec import loads
-from monarch_async.errors import CollectiveError, PeerLost
+from monarch_async.errors import PeerLost
 from monarch_async.ids import ProcAddress
 from monarch_async.tensor import epoch as epoch_module
 from monarch_async.tensor.epoch import Epoch, Stage
@@ -166,7 +166,12 @@ class Life:
         addresses = [world.address(other) for other in range(world.size)]
         addresses[rank] = mine = _address(rank, process)
         runtime = SimpleNamespace(
-            loop=world.loop, me=mine, log=logging.getLogger("simulated"), tasks=_Tasks(world.loop), stopping=None, thread=threading.get_ident()
+            loop=world.loop,
+            me=mine,
+            log=logging.getLogger("simulated"),
+            tasks=_Tasks(world.loop),
+            stopping=None,
+            thread=threading.get_ident(),
         )
         self.circle = _Circle(world, self, _Me(self, runtime, addresses))
         world.lives[rank : rank + 1] = [self]

@@ -12,6 +12,19 @@ from monarch_async.errors import CollectiveError, CollectiveMismatch, PeerLost
 from tests.tensor.simulated import Life, World
 
 FAILED = (PeerLost, CollectiveError)
+SEEDS = [range(40), pytest.param(range(40, 1000), marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+
+
+def tell_all(monkeypatch: pytest.MonkeyPatch, seeds: range, story: Callable[[World, int], Any]) -> None:
+    """A story, with none to five accidents, in one world for each seed."""
+    for seed in seeds:
+        with monkeypatch.context() as patch:
+            world = World(patch, 2 + seed % 3, seed, unreachable=0.1 * (seed % 2))
+            try:
+                world.run(story(world, seed % 6))
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
 
 
 async def trains(life: Life) -> None:
@@ -89,16 +102,10 @@ async def accidents(world: World, program: Callable[[Life], Any], count: int, st
 
 
 @pytest.mark.parametrize("program", [trains, gives_up_at_times])
-def test_all_begin_again_at_one_point(monkeypatch: pytest.MonkeyPatch, program: Callable[[Life], Any]) -> None:
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_all_begin_again_at_one_point(monkeypatch: pytest.MonkeyPatch, program: Callable[[Life], Any], seeds: range) -> None:
     """Whatever dies when, and whoever hears of it when: no operation meets another one, all get on, `ready` gives nothing that was over."""
-    for seed in range(100):
-        with monkeypatch.context() as patch:
-            world = World(patch, 2 + seed % 3, seed, unreachable=0.1 * (seed % 2))
-            try:
-                world.run(accidents(world, program, seed % 6, 5))
-            except BaseException as error:
-                error.add_note(f"seed {seed}")
-                raise
+    tell_all(monkeypatch, seeds, lambda world, count: accidents(world, program, count, 5))
 
 
 class Controller:
@@ -145,7 +152,7 @@ class Controller:
 
 
 async def driven(world: World, count: int) -> None:
-    """Steps that a controller drives. After an error it asks all until all are ready in one epoch: then a step fails for what is new alone."""
+    """Steps that a controller drives. After an error it asks until all are in one epoch: then a step fails for what is new alone."""
     controller, dice = Controller(world), world.dice
     finished, step, known = 0, 0, 0
 
@@ -185,16 +192,10 @@ async def driven(world: World, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_a_controller_drives_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_a_controller_drives_steps(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     """After an error it asks all until they are ready in one epoch; no call waits for ever, and then steps fail for what is new alone."""
-    for seed in range(100):
-        with monkeypatch.context() as patch:
-            world = World(patch, 2 + seed % 3, seed, unreachable=0.1 * (seed % 2))
-            try:
-                world.run(driven(world, seed % 6))
-            except BaseException as error:
-                error.add_note(f"seed {seed}")
-                raise
+    tell_all(monkeypatch, seeds, driven)
 
 
 def holds(world: World, source: int, to: int, until: float, what: Callable[[tuple[Any, ...]], bool]) -> None:
@@ -206,7 +207,7 @@ def holds(world: World, source: int, to: int, until: float, what: Callable[[tupl
 
 
 def test_a_late_refusal_ends_nothing_that_was_called_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two members give up what waits for a third one, at once, and call anew; that the other has given up comes only then, and is about the first."""
+    """Two members give up what waits for a third one, and call anew; only then they hear of each other, which is about the first."""
     world = World(monkeypatch, 3, 1)
 
     async def story() -> None:

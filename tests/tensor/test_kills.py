@@ -24,7 +24,7 @@ from monarch_async.tensor import PeerLost
 from tests.tensor.members import Member, OverGloo
 
 Spawn = Callable[..., tuple[ProcMesh, Any]]
-KINDS: list[type[Member]] = [Member, OverGloo]
+KINDS = [Member, OverGloo]
 SIZE = 4
 RIGHT = float(sum(range(1, SIZE + 1)))
 LARGE = 200_000
@@ -158,7 +158,7 @@ async def test_two_hundred_kills(spawn: Spawn, kind: type[Member]) -> None:
 
 
 async def trains(member: Member) -> int:
-    """Steps on weights that every member keeps; after an error all agree on where to go on. Ends at a step that it is told; how many errors."""
+    """Steps on weights that every member keeps, until it is told at which to end; after an error all agree on where to go on. How many errors."""
     comm, state = member.comm, member.state
     kept: dict[int, torch.Tensor] = state.setdefault("kept", {})
     state.setdefault("errors", 0)
@@ -210,7 +210,7 @@ async def trains_and_dies(spawn: Spawn, kind: type[Member], count: int) -> None:
         await members.aside.call(ends, end)
         errors = await asyncio.gather(*calls.values())
     assert 0 < max(errors) <= 3 * count
-    assert [end] * SIZE == [step for step in (await members.run.call(reached)).values()]
+    assert [end] * SIZE == list((await members.run.call(reached)).values())
 
 
 def own_pid(member: Member) -> int:
@@ -221,7 +221,7 @@ async def reached(member: Member) -> int:
     """The step, once there is one."""
     while not member.state.get("kept"):  # noqa: ASYNC110  # no event tells
         await asyncio.sleep(0.005)
-    return max(member.state["kept"])
+    return int(max(member.state["kept"]))
 
 
 def ends(member: Member, step: int) -> None:
@@ -230,7 +230,7 @@ def ends(member: Member, step: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_survivors_keep_what_they_have(spawn: Spawn, kind: type[Member]) -> None:
-    """One after another is killed; the weights of the survivors are those of all, and after many steps what they would be with none killed."""
+    """One after another is killed; weights are handed on by the survivors, and in the end what they would be with nobody killed."""
     await trains_and_dies(spawn, kind, 8)
 
 

@@ -24,6 +24,7 @@ from monarch_async.tensor.epoch import Epoch, Stage
 from monarch_async.tensor.ledger import GroupReport, Ledger
 from monarch_async.tensor.membership import SERVICE, Circle
 from monarch_async.tensor.operation import Operation
+from monarch_async.tensor.signature import Compared
 
 __all__ = ["FIRST_DELAY", "LIVES", "LONGEST_DELAY", "REFUSED", "Forming"]
 
@@ -49,7 +50,7 @@ class Forming:
         self.timeout = timeout
         self.check: str = check
         self.ledger = Ledger()
-        self.agreed_shapes: set[int] = set()  # by their digests
+        self.agreed_shapes: set[Compared] = set()
         self.address = circle.me.key, ",".join(map(str, ranks))
         self.number = -1  # of the last epoch that was formed here
         self.epoch: Epoch | None = None

@@ -244,7 +244,7 @@ class Group(Forming):
             self._fail(operation, error)
 
     async def wait_ready(self) -> int:
-        """Wait until the group is formed, in an epoch that every member is in, and give its number. What has ended those before counts as told.
+        """Wait until the group is formed, in an epoch that every member is in; gives its number. What has ended others counts as told.
 
         Raises `PeerLost` when a member will not come back.
         """

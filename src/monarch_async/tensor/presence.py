@@ -1,14 +1,14 @@
 """Whether all members of an epoch are in it, asked of each of them: what `ready` waits for.
 
 That an epoch is formed here says that all were there when it was. One of them may have left it since, or have died, and the word of that
-be on its way. So whoever wants to know asks. Who is in the epoch, and has formed it, says so; who has left it says nothing, and what it said
-when it left arrives. Hence a question that is asked after an epoch has ended anywhere is never answered by all.
+be on its way. So whoever wants to know asks. Who is in the epoch, and has formed it, says so; who has left it says nothing, and what it
+said when it left arrives. Hence a question that is asked after an epoch has ended anywhere is never answered by all.
 
 Rules:
 
 * It is the loops of the members that answer, whatever their actors do; one that is about to form the epoch says that at once. One that
-  says nothing, since its loop is held up or its process is frozen, is not waited for any longer than `PATIENCE`: no more is known of it then
-  than before.
+  says nothing, since its loop is held up or its process is frozen, is not waited for any longer than `PATIENCE`: no more is known of it
+  then than before.
 * Who asks and is asked asks first, and then answers. So nobody is told that all are there, and goes on to block its loop, before the
   questions of those who waited with it have arrived.
 """

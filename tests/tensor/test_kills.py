@@ -178,7 +178,7 @@ async def trains(member: Member) -> int:
                 kept.clear()
                 kept[step] = weights
                 agreed = True
-            gradient = torch.full((LARGE,), float(member.rank + 1) * (step + 1))
+            gradient = torch.full((LARGE,), float(member.rank + 1) * (step % 5 + 1))
             await comm.all_reduce(gradient)
             kept[step + 1] = kept[step] + gradient
             kept.pop(step - 1, None)
@@ -186,7 +186,7 @@ async def trains(member: Member) -> int:
         except PeerLost:
             state["errors"] += 1
             agreed = False
-    assert bool((kept[step] == RIGHT * step * (step + 1) / 2).all())
+    assert bool((kept[step] == RIGHT * sum(turn % 5 + 1 for turn in range(step))).all())
     return int(state["errors"])
 
 

@@ -123,7 +123,10 @@ class _Circle(Circle):
         """What `_watch` of a circle does when a life ends."""
         known = self._lives.get(rank)
         error = PeerLost(f"members[{rank}] is gone", mesh="members", rank=rank, incarnation=known or 0, reason="killed")
-        if known == incarnation or (known is None and not self.world.lives[rank].there):
+        there = self.world.lives[rank].there
+        if there and self.world.dice.random() < 0.3:
+            return  # whoever has begun to watch only now watches the next life
+        if known == incarnation or (known is None and not there):
             self.lose(error)
         if self.is_gone(rank):
             self._tell_groups(rank, self.lost[rank])
@@ -163,7 +166,7 @@ class Life:
         self.there = True
         self.called = True  # whether a handler is under way
         self.step = -1  # it knows none
-        addresses = [world.address(other) for other in range(world.size)]
+        addresses = [_address(other, f"{other}.0") for other in range(world.size)]  # where all were spawned
         addresses[rank] = mine = _address(rank, process)
         runtime = SimpleNamespace(
             loop=world.loop,

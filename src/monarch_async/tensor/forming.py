@@ -2,7 +2,8 @@
 
 Rules:
 
-* A message to a process that ends may be lost. So who lacks something speaks again, as long as the group is not formed.
+* A message to a process that ends may be lost, and so may the news of the end of a short life. So who lacks something speaks again, as long
+  as the group is not formed; also to those who propose another epoch, since one of the two has not heard of a term.
 * A refusal ends what waits at other members, as what was refused will not be called. It says which terms were known where it was refused: a
   member that has failed all and begun anew since then is not meant.
 * An epoch that was given up here before it was formed may have been formed elsewhere, and something begun in it. So it is remembered until
@@ -176,10 +177,14 @@ class Forming:
         if self.closed is not None or self.ready:
             self._nudging = None
             return
-        unknown = [self.ranks[index] for index, term in enumerate(self._terms) if term is None or self.ranks[index] in self.circle.lost]
-        self._introduce(reply=True, to=unknown)
-        if self.epoch is not None:
-            self.epoch.post("form")
+        epoch, lacking = self.epoch, []
+        for index, (rank, term) in enumerate(zip(self.ranks, self._terms, strict=True)):
+            differs = epoch is not None and index != self.index and self._proposals.get(index) != epoch.token
+            if term is None or rank in self.circle.lost or differs:
+                lacking.append(rank)
+        self._introduce(reply=True, to=lacking)
+        if epoch is not None:
+            epoch.post("form")
         self._nudge_later(min(1.5 * delay, LONGEST_DELAY))
 
     def member_lost(self, error: PeerLost) -> None:

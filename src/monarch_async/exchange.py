@@ -101,6 +101,12 @@ class Membership(NamedTuple):
             return "another life of it has begun"
         return cell.evidence.text if cell.evidence is not None else ""
 
+    @property
+    def called(self) -> bool:
+        """Whether a handler of it is under way, or is to be."""
+        cell = self.cell
+        return cell.current is not None or bool(cell.overlapping or cell.mailbox)
+
     def where(self) -> list[str]:
         """Where each handler that runs is, as a stack in words, the innermost call last. One in a thread may be in motion."""
         return [f"{message.endpoint}:\n{render(self._frames(message))}" for message in self._running()]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from monarch_async.tensor.ledger import Ledger
 from monarch_async.tensor.operation import Operation
 from monarch_async.tensor.rounds import Rounds, Said
-from monarch_async.tensor.signature import Wire, describe_mismatch, digest, fits, signature_from, to_wire
+from monarch_async.tensor.signature import Compared, Wire, compared, describe_mismatch, fits, signature_from, to_wire
 
 __all__ = ["DIRECT", "Announcer", "Announcing"]
 
@@ -34,7 +34,7 @@ class Announcer(Protocol):
     index: int
     ledger: Ledger
     check: str
-    agreed_shapes: set[int]  # digests
+    agreed_shapes: set[Compared]
 
     def mismatch(self, epoch: Any, text: str) -> None: ...
 
@@ -122,13 +122,15 @@ class Announcing:
 
     def _compare(self, operation: Operation, index: int, wire: Wire) -> bool:
         owner = self.owner
-        shapes = owner.check == "always" or (owner.check == "first" and digest(operation.signature, shapes=True) not in owner.agreed_shapes)
-        if fits(operation.signature, wire, shapes=shapes):
+        mine = operation.signature
+        if fits(mine, wire, shapes=owner.check != "never"):
+            return True
+        if owner.check == "first" and compared(mine, shapes=True) in owner.agreed_shapes and fits(mine, wire, shapes=False):
             return True
         ranks = owner.ranks
         views = {ranks[other]: signature_from(theirs) for other, theirs in self._heard[operation.channel, operation.number].items()}
         done = {ranks[other]: text for other, text in self.done.items()} | {ranks[owner.index]: owner.ledger.last_done}
-        owner.mismatch(self, describe_mismatch(owner.name, operation.number, views | {ranks[owner.index]: operation.signature}, done))
+        owner.mismatch(self, describe_mismatch(owner.name, operation.number, views | {ranks[owner.index]: mine}, done))
         return False
 
     def _see_whether_all(self, key: Key) -> None:
@@ -150,6 +152,6 @@ class Announcing:
         if self.owner.check == "first":
             if len(self.owner.agreed_shapes) >= SHAPES_KEPT:
                 self.owner.agreed_shapes.clear()
-            self.owner.agreed_shapes.add(digest(mine, shapes=True))
+            self.owner.agreed_shapes.add(compared(mine, shapes=True))
         operation.views = views
         self._agreed(operation)

@@ -97,6 +97,8 @@ class Communicator:
     def ready(self) -> Future[int]:
         """Wait until the group is formed; gives the epoch. What had ended the one before counts as known: no operation raises it any more.
 
+        All members are asked, so that it is one which had ended nowhere before the call; one that does not answer is waited for one second.
+
         Raises `PeerLost` when a member will not come back.
         """
         return as_future(self._circle.runtime, self._group.wait_ready())

@@ -35,6 +35,7 @@ from monarch_async.tensor.announcing import Announcer, Announcing
 from monarch_async.tensor.backend import Backend
 from monarch_async.tensor.objects import Objects
 from monarch_async.tensor.operation import Operation
+from monarch_async.tensor.presence import Presence
 from monarch_async.tensor.signature import digest
 from monarch_async.tensor.store import MemberStore
 from monarch_async.tensor.world import enter, remove
@@ -96,6 +97,7 @@ class Epoch(Announcing):
         self.under_way: set[Operation] = set()
         self._works = 0  # started, and not told of by the backend
         self.objects = Objects(self)
+        self.presence = Presence(self, owner.loop, frozenset(wires))
         first = wires.get(0)
         self.store = MemberStore(
             owner.index, self._from_thread(self._all), self._from_thread((first,) if first is not None else ()), CONNECT_TIMEOUT
@@ -304,6 +306,7 @@ class Epoch(Announcing):
         """It is over; returns whether anything was under way."""
         before, self.stage, self.error = self.stage, Stage.OVER, error
         self.store.close(error)
+        self.presence.end()
         under_way, self.under_way = self.under_way, set()
         self._open.clear()
         self._heard.clear()

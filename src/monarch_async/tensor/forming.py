@@ -2,7 +2,10 @@
 
 Rules:
 
-* A message to a process that ends may be lost. So who lacks something speaks again, as long as the group is not formed.
+* A message to a process that ends may be lost, and so may the news of the end of a short life. So who lacks something speaks again, as long
+  as the group is not formed; also to those who propose another epoch, since one of the two has not heard of a term.
+* A refusal ends what waits at other members, as what was refused will not be called. It says which terms were known where it was refused: a
+  member that has failed all and begun anew since then is not meant.
 * An epoch that was given up here before it was formed may have been formed elsewhere, and something begun in it. So it is remembered until
   it is known whether anybody is to be told.
 """
@@ -22,6 +25,7 @@ from monarch_async.tensor.epoch import Epoch, Stage
 from monarch_async.tensor.ledger import GroupReport, Ledger
 from monarch_async.tensor.membership import SERVICE, Circle
 from monarch_async.tensor.operation import Operation
+from monarch_async.tensor.signature import Compared
 
 __all__ = ["FIRST_DELAY", "LIVES", "LONGEST_DELAY", "REFUSED", "Forming"]
 
@@ -47,7 +51,7 @@ class Forming:
         self.timeout = timeout
         self.check: str = check
         self.ledger = Ledger()
-        self.agreed_shapes: set[int] = set()  # by their digests
+        self.agreed_shapes: set[Compared] = set()
         self.address = circle.me.key, ",".join(map(str, ranks))
         self.number = -1  # of the last epoch that was formed here
         self.epoch: Epoch | None = None
@@ -56,7 +60,8 @@ class Forming:
         self._make = make
         self._terms: list[int | None] = [None] * len(ranks)
         self._numbers = [-1] * len(ranks)  # the last epoch that each member was in when it took its term
-        self._terms[self.index] = circle.me.incarnation * LIVES
+        self._terms[self.index] = self._began_anew = circle.me.incarnation * LIVES
+        """The term since which whatever waits here was called: all from before has failed."""
         self._proposals: dict[int, str] = {}  # of others, by index
         self._waiting: list[Operation] = []  # called while the group is not formed
         self._waiters: list[asyncio.Future[int]] = []  # those who wait for just that
@@ -121,10 +126,20 @@ class Forming:
         others = [rank for rank in self.ranks if rank != me.rank] if to is None else to
         wires = [self.circle.wire_to(rank) for rank in others]
         mine = self._terms[self.index], self._numbers[self.index], me.runtime.me
-        post(wires, SERVICE, *self.address, "hello", self.index, *mine, reply, error, token, refused)
+        seen = tuple(self._terms) if refused == REFUSED else ()
+        post(wires, SERVICE, *self.address, "hello", self.index, *mine, reply, error, token, refused, seen)
 
     def _hello(
-        self, index: int, term: int, number: int, address: ProcAddress, reply: bool, error: BaseException | None, token: str, refused: int
+        self,
+        index: int,
+        term: int,
+        number: int,
+        address: ProcAddress,
+        reply: bool,
+        error: BaseException | None,
+        token: str,
+        refused: int,
+        seen: Sequence[int | None],
     ) -> None:
         known = self._terms[index]
         if self.closed is not None or (known is not None and term < known):
@@ -134,6 +149,8 @@ class Forming:
             self.circle.lose(error)
         if term != known:
             self._terms[index], self._numbers[index] = term, number
+            if refused == REFUSED and (seen[self.index] or 0) < self._began_anew:
+                refused = FOLLOWED  # of what was called with something that has ended here meanwhile
             self._left_by(index, error, token, refused)
         if reply:
             self._introduce(to=[self.ranks[index]])
@@ -160,10 +177,14 @@ class Forming:
         if self.closed is not None or self.ready:
             self._nudging = None
             return
-        unknown = [self.ranks[index] for index, term in enumerate(self._terms) if term is None or self.ranks[index] in self.circle.lost]
-        self._introduce(reply=True, to=unknown)
-        if self.epoch is not None:
-            self.epoch.post("form")
+        epoch, lacking = self.epoch, []
+        for index, (rank, term) in enumerate(zip(self.ranks, self._terms, strict=True)):
+            differs = epoch is not None and index != self.index and self._proposals.get(index) != epoch.token
+            if term is None or rank in self.circle.lost or differs:
+                lacking.append(rank)
+        self._introduce(reply=True, to=lacking)
+        if epoch is not None:
+            epoch.post("form")
         self._nudge_later(min(1.5 * delay, LONGEST_DELAY))
 
     def member_lost(self, error: PeerLost) -> None:
@@ -172,7 +193,10 @@ class Forming:
         if epoch is not None and epoch.stage is Stage.READY:
             self._over(error)
         else:
-            self._drop(told=self._fail_waiting(error))
+            told = self._fail_waiting(error)
+            if not told and (self.number >= 0 or self.circle.me.called):
+                self._owed = error  # what it calls next others may have called with the one that is lost, which will not call it again
+            self._drop(told=told)
         assert error.rank is not None
         if self.circle.is_gone(error.rank):
             self._fail_waiters(error)

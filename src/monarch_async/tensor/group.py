@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from monarch_async.errors import CollectiveError, CollectiveMismatch, PeerLost
@@ -67,6 +68,10 @@ class Group(Forming):
             self.epoch.heard_round(index, *rest)
         elif what == "object":
             self.epoch.objects.came(index, *rest)
+        elif what == "asked":
+            self.epoch.presence.asked(index, *rest)
+        elif what == "there":
+            self.epoch.presence.there(index, *rest)
         elif what == "store":
             answer = self.epoch.store.heard(index, *rest)
             if answer is not None:
@@ -79,10 +84,9 @@ class Group(Forming):
     def epoch_ready(self, epoch: Epoch) -> None:
         self.number = epoch.number
         self._failures = 0
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(epoch.number)
-        self._waiters.clear()
+        if self._waiters:
+            self._tell_waiters(epoch, list(self._waiters))
+        epoch.presence.formed()
         while self._waiting and epoch.stage is Stage.READY:
             self._begin(epoch, self._waiting.pop(0))
 
@@ -122,6 +126,7 @@ class Group(Forming):
         if owed and epoch is not None and not told:
             self._owed = error
         self._take_term(error, epoch.token if epoch is not None else "", refused=refused)
+        self._began_anew = self._terms[self.index] or 0
 
     def _fail_waiting(self, error: BaseException) -> bool:
         waiting, self._waiting = self._waiting, []
@@ -240,7 +245,7 @@ class Group(Forming):
             self._fail(operation, error)
 
     async def wait_ready(self) -> int:
-        """Wait until the group is formed; what had ended the epoch before counts as told. Returns the epoch's number.
+        """Wait until the group is formed, in an epoch that every member is in; gives its number. What has ended others counts as told.
 
         Raises `PeerLost` when a member will not come back.
         """
@@ -248,8 +253,23 @@ class Group(Forming):
         error = self.closed or self._gone
         if error is not None:
             raise error
-        if self.ready:
-            return self.number
         waiter: asyncio.Future[int] = self.loop.create_future()
         self._waiters.append(waiter)
-        return await waiter
+        if self.epoch is not None and self.epoch.stage is Stage.READY:
+            self._tell_waiters(self.epoch, [waiter])
+        try:
+            return await waiter
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _tell_waiters(self, epoch: Epoch, waiters: Sequence[asyncio.Future[int]]) -> None:
+        """That it is ready, once all have said so; if it is over before, they wait for the next one."""
+
+        def told() -> None:
+            for waiter in waiters:
+                if waiter in self._waiters and not waiter.done():
+                    self._owed = None  # it has waited since that was so
+                    waiter.set_result(epoch.number)
+
+        epoch.presence.ask(told)

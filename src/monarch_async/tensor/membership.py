@@ -90,10 +90,7 @@ class Circle:
                 exit_code=ended.exit_code,
                 signal=ended.signal,
             )
-            if life is None:  # it has never been there for this one: most likely that was a life before
-                self.lost.setdefault(rank, error)
-            else:
-                self.lose(error)
+            self.lose(error)
             await self._wait_for(rank, again)
 
     async def _wait_for(self, rank: int, again: asyncio.Event) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-__all__ = ["Signature", "Wire", "describe_mismatch", "digest", "fits", "signature_from", "to_wire"]
+__all__ = ["Compared", "Signature", "Wire", "compared", "describe_mismatch", "digest", "fits", "signature_from", "to_wire"]
 
 
 class Signature(NamedTuple):
@@ -59,14 +59,18 @@ def fits(mine: Signature, other: Wire, *, shapes: bool) -> bool:
     return all(fits(mine_part, part, shapes=shapes) for mine_part, part in zip(mine.parts, parts, strict=True))
 
 
+Compared = tuple[str, tuple[Any, ...], tuple[Any, ...]]
+
+
+def compared(view: Signature, *, shapes: bool) -> Compared:
+    """What of a view has to be the same on all ranks."""
+    return view.kind, view.common if shapes else (), tuple(compared(part, shapes=shapes) for part in view.parts)
+
+
 def digest(view: Signature, *, shapes: bool) -> int:
     """A number, of 63 bits, that is the same for views that fit together, as far as anybody can expect."""
-    told = repr(_looked_at(view, shapes)).encode()
+    told = repr(compared(view, shapes=shapes)).encode()
     return int.from_bytes(blake2b(told, digest_size=8).digest(), "little") >> 1
-
-
-def _looked_at(view: Signature, shapes: bool) -> tuple[Any, ...]:
-    return view.kind, view.common if shapes else (), tuple(_looked_at(part, shapes) for part in view.parts)
 
 
 def describe_mismatch(group: str, number: int, views: Mapping[int, Signature], done: Mapping[int, str]) -> str:

@@ -39,6 +39,17 @@ class Watched(Actor):
             return large_pages(memory_of(self.memory).address)
 
     @endpoint
+    async def another_has_its_turn(self) -> None:
+        """From now on, and for good."""
+        await held()._joining.acquire()
+
+    @endpoint
+    async def drop_and_grow(self, buffer: RDMABuffer) -> int:
+        await buffer.drop()
+        self.memory.append(0)
+        return len(self.memory)
+
+    @endpoint
     async def drop_while_joining(self) -> int:
         """Drop a buffer of it as soon as the first page is being made; how many were made after."""
         made: list[int] = []
@@ -52,7 +63,7 @@ class Watched(Actor):
 
         setattr(buffers, "join", watched)  # noqa: B010
         buffer, registered = RDMABuffer(self.memory), held()
-        joining = asyncio.ensure_future(registered._join(registered._registered[buffer._ref.key]))
+        joining = asyncio.ensure_future(registered._join(buffer._ref.key))
         await begun.wait()
         await buffer.drop()
         before = len(made)
@@ -93,3 +104,13 @@ async def test_a_drop_ends_it(owner: Any) -> None:
     """What is dropped while its pages are joined gets no more than the one that is being made."""
     await owner.make.call_one(bytes(32 * HUGE))
     assert 0 == await owner.drop_while_joining.call_one()
+
+
+async def test_who_waits_for_its_turn_holds_nothing(owner: Any) -> None:
+    """What is dropped before its pages come to be joined is its owner's alone: it may grow."""
+    buffer = await owner.make.call_one(bytes(SIZE))
+    await owner.another_has_its_turn.call_one()
+    target = bytearray(SIZE)
+    for _ in range(JOIN_AFTER):
+        await buffer.read_into(target)
+    assert SIZE + 1 == await owner.drop_and_grow.call_one(buffer)

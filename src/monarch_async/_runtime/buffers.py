@@ -198,16 +198,17 @@ class Buffers:
         if not lend or borrower is None:
             return []
         grants = []
-        for registration in found:
+        for key, registration in zip(keys, found, strict=True):
             registration.borrowers[borrower.uid] = borrower
             cookie = registration.cookie
             grants.append(Grant(os.getpid(), registration.memory.address, ctypes.addressof(cookie), bytes(cookie)))
             registration.lent += 1
             if registration.lent == JOIN_AFTER and registration.memory.size >= JOIN_FROM:
-                self._runtime.tasks.start(self._join(registration), name="joining the pages of registered memory")
+                self._runtime.tasks.start(self._join(key), name="joining the pages of registered memory")
         return grants
 
-    async def _join(self, registration: Registration) -> None:
+    async def _join(self, key: int) -> None:
+        """Give memory large pages. What is dropped meanwhile, or before its turn comes, isn't held any longer: it may be unmapped then."""
         able = True
 
         def make(part: list[Piece]) -> None:
@@ -215,14 +216,19 @@ class Buffers:
             able = join(part[0][0])
 
         async with self._joining:
-            for block in blocks(registration.memory.address, registration.memory.size):
-                if registration.revoked or not able:
+            first = self._registered.get(key)
+            pages = blocks(first.memory.address, first.memory.size) if first is not None else ()
+            del first
+            for page in pages:
+                registration = self._registered.get(key)
+                if registration is None or not able:
                     break
                 registration.enter()
                 try:
-                    await self._copier.run(make, [[block]], 1)
+                    await self._copier.run(make, [[page]], 1)
                 finally:
                     registration.leave()
+                    del registration
                 await asyncio.sleep(JOIN_PAUSE)
 
     def read(self, message: Message, parts: Sequence[Part]) -> list[pickle.PickleBuffer]:

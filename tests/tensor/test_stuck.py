@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from monarch_async import ProcMesh, UsageError
+from monarch_async.health import Health, ProcState
 from monarch_async.tensor import why_stuck
+from monarch_async.tensor.ledger import GroupReport, LedgerEntry
+from monarch_async.tensor.stuck import RankReport, _conclude
 from tests.tensor.members import Member
 
 Spawn = Callable[..., tuple[ProcMesh, Any]]
@@ -115,3 +118,17 @@ async def test_who_did_not_come_to_which_operation(spawn: Spawn, tmp_path: Path)
     await call
     with pytest.raises(UsageError, match="why_stuck takes a mesh of actors"):
         await why_stuck(3)
+
+
+def waiting(number: int, operation: str, partner: int | None = None) -> LedgerEntry:
+    return LedgerEntry(0, number, operation, "", "train.py:1", "waiting", 0.0, 0.0, 0.0, "", partner)
+
+
+def test_who_is_waited_for_is_told_once_and_where_it_is() -> None:
+    """Two wait for rank 1, which waits for all: its own operation is told, and itself once."""
+    entries = {0: waiting(1, "recv", 1), 1: waiting(4, "barrier"), 2: waiting(1, "recv", 1)}
+    groups = {rank: {"trainers": GroupReport((0, 1, 2), 0, True, [entry], "")} for rank, entry in entries.items()}
+    lines = _conclude({rank: RankReport(rank, told, [], Health(ProcState.BUSY)) for rank, told in groups.items()})
+    starts = [" ".join(line.split()[:4]) for line in lines]
+    assert [f"trainers: rank {rank} is" for rank in (1, 0, 2)] + [f"trainers: rank {rank} did" for rank in (0, 2, 1)] == starts
+    assert "barrier" in lines[0]

@@ -88,10 +88,10 @@ def _conclude(reports: dict[int, RankReport]) -> list[str]:
         ranks = next(iter(inside.values())).ranks
         last = max((entry.number for entry in of_all.values()), default=0)
         late = [rank for rank in ranks if of_all and (rank not in of_all or of_all[rank].number < last)]
-        late += [other for rank, other in of_pairs if (other, rank) not in of_pairs and other not in late]
+        wanted = [other for rank, other in of_pairs if (other, rank) not in of_pairs]
         lines += [f"{name}: rank {rank} is at {entry}" for rank, entry in of_all.items() if rank not in late]
         lines += [f"{name}: rank {rank} is at {entry}" for (rank, _), entry in of_pairs.items()]
-        lines += [f"{name}: {_about(rank, inside.get(rank), reports.get(rank))}" for rank in late]
+        lines += [f"{name}: {_about(rank, inside.get(rank), reports.get(rank))}" for rank in dict.fromkeys([*late, *wanted])]
     return lines
 
 

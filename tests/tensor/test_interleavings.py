@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from monarch_async.errors import CollectiveError, CollectiveMismatch, PeerLost
+from monarch_async.tensor.operation import Operation
+from monarch_async.tensor.signature import Signature
 from tests.tensor.simulated import Life, World
 
 FAILED = (PeerLost, CollectiveError)
@@ -245,5 +247,29 @@ def test_a_refusal_is_told_to_what_waits(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(CollectiveError, match="rank 0 of members has cancelled first"):
             await first[1]
         assert world.loop.time() < 1.0
+
+    world.run(story())
+
+
+@pytest.mark.parametrize("heavy", [False, True], ids=["small", "heavy"])
+def test_what_can_not_be_prepared_ends_the_epoch(monkeypatch: pytest.MonkeyPatch, heavy: bool) -> None:
+    """Where there is no memory for a copy, that is what is awaited raises, and not the call; all are told, and get on in the next epoch."""
+    world = World(monkeypatch, 3, 1)
+
+    def prepare(backend: Any) -> None:
+        raise MemoryError("no memory for a copy")
+
+    async def story() -> None:
+        lives = world.begin()
+        await asyncio.gather(*(life.ready() for life in lives))
+        future = lives[0].group.submit(Operation(Signature("sum"), prepare=prepare, heavy=heavy), None, "")
+        with pytest.raises(CollectiveError, match="failed at rank 0: no memory for a copy"):
+            await future
+        await asyncio.sleep(0.1)  # by the world's clock; then the others have heard of it
+        with pytest.raises(CollectiveError, match="failed at rank 0: no memory for a copy"):
+            await lives[1].do("next", 7)
+        assert 1 == len(set(await asyncio.gather(*(life.ready() for life in lives))))
+        assert [[7, 7, 7]] * 3 == await asyncio.gather(*(life.do("next", 7) for life in lives))
+        assert world.loop.time() < 5.0
 
     world.run(story())

@@ -207,19 +207,23 @@ class Epoch(Announcing):
             operation.prepared = True
             self._start_next(operation.channel)
 
-        def run() -> None:
-            error: BaseException | None = None
+        def attempt() -> BaseException | None:
             try:
                 prepare(backend)
             except Exception as raised:  # too little memory, say
-                error = raised
-            self.owner.loop.call_soon_threadsafe(prepared, error)
+                return raised
+            return None
+
+        def run() -> None:
+            self.owner.loop.call_soon_threadsafe(prepared, attempt())
 
         if operation.heavy:
             threading.Thread(target=run, name="monarch_async preparing", daemon=True).start()
-        else:
-            prepare(backend)
-            operation.prepared = True
+            return
+        error = attempt()
+        operation.prepared = error is None
+        if error is not None:
+            self.owner.epoch_failed(self, error)
 
     def _start_next(self, channel: str) -> None:
         queue = self._queues[channel]

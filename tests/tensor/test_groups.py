@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from monarch_async import Actor, ProcMesh, UsageError, endpoint
-from monarch_async.tensor import Communicator, communicator
+from monarch_async.tensor import CollectiveTimeout, Communicator, communicator
 from tests.tensor.members import Member
 
 Spawn = Callable[..., tuple[ProcMesh, Any]]
@@ -116,6 +116,16 @@ class Plain(Actor):
         return dict(comm.extent), list(comm.ranks), await total(comm, rank), await total(last, rank)
 
     @endpoint
+    async def meshed_alone(self, mesh: Any) -> str:
+        """What a `DeviceMesh` of a slice is refused with where the others have no communicator."""
+        comm = await mesh.communicator(timeout=0.3)
+        try:
+            await comm.device_mesh()
+        except CollectiveTimeout as error:
+            return str(error)
+        return ""
+
+    @endpoint
     async def over_nccl(self, mesh: Any) -> Any:
         return await mesh.communicator(backend="nccl")
 
@@ -175,6 +185,9 @@ async def narrow(member: Member) -> None:
 
 
 async def test_dimensions_of_one(spawn: Spawn) -> None:
-    """They are kept apart, though they have the same members."""
-    _, members = spawn({"dp": 1, "tp": 2, "one": 1})
+    """They are kept apart, though they have the same members; and a member alone waits no longer than it may for a group of all."""
+    procs, members = spawn({"dp": 1, "tp": 2, "one": 1})
     await members.run.call(narrow)
+    plain: Any = procs.spawn("plain", Plain).slice(tp=0)
+    told = await plain.meshed_alone.call_one(plain)
+    assert "a DeviceMesh takes plain, not formed within 0.3 s: have all members ask for it" == told

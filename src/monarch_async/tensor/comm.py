@@ -6,6 +6,7 @@ awaited for the result, or, in a `def` endpoint, asked with ``get()``. Nothing b
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeVar
@@ -15,14 +16,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from monarch_async.ambient import on_loop
-from monarch_async.errors import PeerLost, UsageError
+from monarch_async.errors import CollectiveTimeout, PeerLost, UsageError
 from monarch_async.exchange import this_membership
 from monarch_async.future import Future, as_future
 from monarch_async.shape import Extent
 from monarch_async.tensor.batch import Coalescing
 from monarch_async.tensor.choosing import BACKENDS
 from monarch_async.tensor.compression import Compression
-from monarch_async.tensor.group import Check
+from monarch_async.tensor.group import Check, Group
 from monarch_async.tensor.ledger import LedgerEntry, callers_line
 from monarch_async.tensor.membership import circle_of
 from monarch_async.tensor.moving import (
@@ -161,22 +162,25 @@ class Communicator:
     def device_mesh(self) -> Future[DeviceMesh]:
         """A `DeviceMesh` with the dimensions of this group and their names, of the present epoch.
 
-        The groups along each of them are formed first, so all members have to call it.
+        The groups along each of them are formed first, so all members have to call it; and that of the whole mesh, by whose ranks torch
+        names the members, so all of the mesh have to have a communicator.
 
-        Raises `UsageError` where this process has a default group of torch's that this one's members are not in.
+        Raises `CollectiveTimeout` where they are not formed within the group's timeout, `PeerLost` when a member will not come back, and
+        `UsageError` where this process has a default group of torch's that this one's members are not in.
         """
         return as_future(self._circle.runtime, self._device_mesh())
 
     async def _device_mesh(self) -> DeviceMesh:
         names = self._extent.labels or ("ranks",)
         groups = [self] if len(names) == 1 else [self[name] for name in names]
-        whole = self._teams.whole.group
-        if whole.number < 0:  # by whose ranks torch is to name the members, unless it can't be formed
-            with contextlib.suppress(PeerLost):
-                await whole.wait_ready()
-        await self._group.wait_ready()
-        for group in groups:
-            await group._group.wait_ready()
+        limit = self._group.timeout
+        wanted = [self._teams.whole.group, self._group, *(group._group for group in groups)]
+        try:
+            async with asyncio.timeout(limit):
+                await _all_formed(*wanted)
+        except TimeoutError:
+            missing = ", ".join(dict.fromkeys(group.name for group in wanted if not group.ready))
+            raise CollectiveTimeout(f"a DeviceMesh takes {missing}, not formed within {limit:g} s: have all members ask for it") from None
         places = global_ranks(self.process_group)
         default = dist.group.WORLD
         if default is None or default.rank() != places[self.rank]:
@@ -311,6 +315,15 @@ class Communicator:
         """
         limit = self._group.timeout if timeout is None else timeout
         return Coalescing(self._team, lambda whole: self._run(whole, timeout), limit)
+
+
+async def _all_formed(whole: Group, *groups: Group) -> None:
+    """Wait until they are. The whole may have lost a member for good: then one of the others names the members."""
+    if whole.number < 0:
+        with contextlib.suppress(PeerLost):
+            await whole.wait_ready()
+    for group in groups:
+        await group.wait_ready()
 
 
 def _seen(teams: Teams, ranks: tuple[int, ...], extent: Extent) -> Communicator:

@@ -102,7 +102,7 @@ class Batch:
 
 
 class Batching(Protocol):
-    """What a batch is collected for: a communicator, or what several of the same group share."""
+    """What a batch is collected for: what all communicators over the same group share."""
 
     batch: Batch | None
 
@@ -135,9 +135,8 @@ class Coalescing:
         if batch.error is not None:
             raise batch.error
         if batch.operations:
-            whole = self._begin(batch.as_one())
             try:
-                batch.settle(await whole)
+                batch.settle(await self._begin(batch.as_one()))
             except BaseException as trouble:
                 batch.fail(trouble)
                 raise

@@ -68,7 +68,7 @@ class Comm(Protocol):
 
 
 class Turns:
-    """The compressed sums of one communicator: one at a time, in the order of the calls. Where one fails, those that wait fail with it."""
+    """The compressed sums of one group: one at a time, in the order of the calls. Where one fails, those that wait fail with it."""
 
     __slots__ = ("error", "failures", "group", "lock")
 

@@ -72,7 +72,7 @@ def test_who_gives_way_lets_python_go_on() -> None:
     thread.start()
     try:
         first = turns
-        for _ in range(100_000):
+        for _ in range(10_000_000):
             assert 0 == give_way()
             if turns > first + 1:
                 break

@@ -44,4 +44,19 @@ def test_join_of_no_memory() -> None:
         view = ctypes.c_char.from_buffer(memory)
         block = -(-ctypes.addressof(view) // HUGE) * HUGE
         del view
-    assert join(block) == can_join()
+    assert join(block)
+
+
+def test_memory_that_was_never_touched_is_passed_over() -> None:
+    """It takes none, and what lies behind it is joined all the same."""
+    with mmap.mmap(-1, 4 * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        view = ctypes.c_char.from_buffer(memory)
+        address = ctypes.addressof(view)
+        del view
+        first, second = [block for block, _, _ in blocks(address, len(memory))][:2]
+        memory[second - address] = 1
+        before = large_pages(address)
+        assert join(first)
+        assert before == large_pages(address)
+        assert join(second) == can_join()
+        assert large_pages(address) > 0 or not can_join()

@@ -10,6 +10,7 @@ import pytest
 
 from monarch_async.errors import CollectiveError, CollectiveMismatch, PeerLost
 from monarch_async.tensor.operation import Operation
+from monarch_async.tensor.presence import PATIENCE
 from monarch_async.tensor.signature import Signature
 from tests.tensor.simulated import Life, World
 
@@ -271,5 +272,20 @@ def test_what_can_not_be_prepared_ends_the_epoch(monkeypatch: pytest.MonkeyPatch
         assert 1 == len(set(await asyncio.gather(*(life.ready() for life in lives))))
         assert [[7, 7, 7]] * 3 == await asyncio.gather(*(life.do("next", 7) for life in lives))
         assert world.loop.time() < 5.0
+
+    world.run(story())
+
+
+def test_who_says_nothing_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member whose loop is held up tells nobody whether it is ready: the others take it as it was."""
+    world = World(monkeypatch, 3, 1)
+
+    async def story() -> None:
+        lives = world.begin()
+        assert [0, 0, 0] == await asyncio.gather(*(life.ready() for life in lives))
+        asked = world.loop.time()
+        holds(world, 2, 0, asked + 100.0, lambda message: "there" in message)
+        assert [0, 0] == await asyncio.gather(*(life.ready() for life in lives[:2]))
+        assert PATIENCE <= world.loop.time() - asked < PATIENCE + 0.1
 
     world.run(story())

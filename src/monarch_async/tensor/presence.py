@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Presence"]
+__all__ = ["PATIENCE", "Presence"]
 
 PATIENCE = 1.0
 """Seconds for which a member may take to answer."""

@@ -120,14 +120,16 @@ class _Circle(Circle):
                 self.world.later(self.news, rank, other.incarnation)
 
     def news(self, rank: int, incarnation: int) -> None:
+        """Word of the end of a life has come, unless whoever has begun to watch only now watches the next life."""
+        if not self.world.lives[rank].there or self.world.dice.random() >= 0.3:
+            self.hear_of_end(rank, incarnation)
+
+    def hear_of_end(self, rank: int, incarnation: int) -> None:
         """What `_watch` of a circle does when a life ends."""
         known = self._lives.get(rank)
-        error = PeerLost(f"members[{rank}] is gone", mesh="members", rank=rank, incarnation=known or 0, reason="killed")
-        there = self.world.lives[rank].there
-        if there and self.world.dice.random() < 0.3:
-            return  # whoever has begun to watch only now watches the next life
-        if known == incarnation or (known is None and not there):
-            self.lose(error)
+        if known is None or known == incarnation:
+            text = f"members[{rank}] is gone"
+            self.has_ended(incarnation, PeerLost(text, mesh="members", rank=rank, incarnation=known or 0, reason="killed"))
         if self.is_gone(rank):
             self._tell_groups(rank, self.lost[rank])
 

@@ -289,3 +289,23 @@ def test_who_says_nothing_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyP
         assert PATIENCE <= world.loop.time() - asked < PATIENCE + 0.1
 
     world.run(story())
+
+
+def test_lives_that_ended_with_the_one_before_are_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are started again; word of the end of a life before comes late to a new one, and fails nothing that waits for all."""
+    world = World(monkeypatch, 3, 1)
+
+    async def story() -> None:
+        world.begin()
+        await asyncio.sleep(0.5)
+        for rank in range(3):
+            world.fail(rank)
+        await asyncio.sleep(0.5)
+        lives = [world.restart(rank) for rank in range(3)]
+        calls = [asyncio.create_task(life.do("sum", 1)) for life in lives]
+        await asyncio.sleep(0)
+        for rank in range(1, 3):
+            lives[0].circle.hear_of_end(rank, 0)
+        assert [[1, 1, 1]] * 3 == await asyncio.gather(*calls)
+
+    world.run(story())

@@ -90,8 +90,19 @@ class Circle:
                 exit_code=ended.exit_code,
                 signal=ended.signal,
             )
-            self.lose(error)
+            self.has_ended(ended.incarnation, error)
             await self._wait_for(rank, again)
+
+    def has_ended(self, incarnation: int, error: PeerLost) -> None:
+        """The life that is watched. One that never introduced itself here, from before this member's own, most likely ended with the one
+        before that: where all are started again together, word of it may come when the next lives have been called.
+        """
+        rank = error.rank
+        assert rank is not None
+        if rank not in self._lives and incarnation < self.me.incarnation:
+            self.lost.setdefault(rank, error)
+        else:
+            self.lose(error)
 
     async def _wait_for(self, rank: int, again: asyncio.Event) -> None:
         """Until it lives again. That it never will is told when it is known."""

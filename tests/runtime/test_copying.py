@@ -9,7 +9,8 @@ import time
 import pytest
 
 from monarch_async._channel.cma import Piece
-from monarch_async._runtime.copying import INLINE_COPY, TWO_FROM, Copier, slices
+from monarch_async._runtime import copying
+from monarch_async._runtime.copying import INLINE_COPY, MORE, TWO_FROM, WAITED, Copier, joined, slices
 
 
 def test_slices() -> None:
@@ -24,6 +25,13 @@ def test_slices() -> None:
         [(9008, 9508, 2)],
     ] == parts
     assert [] == list(slices([], 10, 2))
+
+
+def test_joined() -> None:
+    """What lies side by side in both memories is one piece, and nothing else is."""
+    parts = [[(100, 500, 10)], [(110, 510, 5), (115, 600, 5)], [(120, 605, 1), (90, 606, 10)]]
+    assert [(100, 500, 15), (115, 600, 6), (90, 606, 10)] == joined(parts)
+    assert [] == joined([])
 
 
 BIG: list[list[Piece]] = [[(0, 0, TWO_FROM)] for _ in range(100)]
@@ -50,13 +58,42 @@ async def test_two_threads_share_the_parts(copier: Copier) -> None:
     def copy(part: list[Piece]) -> None:
         if part[0][0] < 2:
             both.wait(5.0)
-        seen.append((part[0], threading.get_ident()))
+        seen.extend((piece, threading.get_ident()) for piece in part)
 
     parts: list[list[Piece]] = [[(number, 0, TWO_FROM)] for number in range(20)]
     await copier.run(copy, parts, 2)
     copier.close()
     assert sorted(part[0] for part in parts) == sorted(piece for piece, _ in seen)
     assert 2 == len({thread for _, thread in seen} - {threading.get_ident()})
+
+
+class _Clocks:
+    """A thread that computes all the time, but for what it is told that it has waited."""
+
+    def __init__(self) -> None:
+        self.computed = self.waited = 0.0
+
+    def monotonic(self) -> float:
+        return self.computed + self.waited
+
+    def thread_time(self) -> float:
+        return self.computed
+
+
+async def test_who_had_to_wait_takes_more_at_once(copier: Copier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one part again, once it has not had to, however long the copy took."""
+    clocks = _Clocks()
+    monkeypatch.setattr(copying, "time", clocks)
+    taken: list[int] = []
+
+    def copy(part: list[Piece]) -> None:
+        taken.append(len(part))
+        clocks.computed += 10 * WAITED
+        clocks.waited += 2 * WAITED if len(taken) in (2, 3) else WAITED / 2
+
+    await copier.run(copy, [[(number * 2 * TWO_FROM, 0, TWO_FROM)] for number in range(3 + 2 * MORE)], 1)
+    copier.close()
+    assert [1, 1, MORE, MORE, 1] == taken
 
 
 async def test_an_error_stops_the_others(copier: Copier) -> None:

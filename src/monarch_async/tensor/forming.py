@@ -146,7 +146,7 @@ class Forming:
             return  # of a life before, or from before it
         self.circle.lives(self.ranks[index], term // LIVES, address)
         if isinstance(error, PeerLost) and error.rank is not None:
-            self.circle.lose(error)
+            self.circle.has_ended(error.incarnation, error)
         if term != known:
             self._terms[index], self._numbers[index] = term, number
             if refused == REFUSED and (seen[self.index] or 0) < self._began_anew:

@@ -36,7 +36,9 @@ __all__ = ["Row", "main", "measure"]
 MiB = 1 << 20
 BESIDE = 1024 * MiB
 PINGS = 1500
-WARM = 12
+WARM = 6
+WARM_UP = 2.0
+"""Seconds: so long it takes at the most to make 256 MiB of them."""
 
 
 class Owner(Actor):
@@ -80,15 +82,22 @@ async def rate(buffer: RDMABuffer, memory: Any, write: bool) -> float:
     return buffer.size / (time.perf_counter() - start)
 
 
+async def warm_up(buffer: RDMABuffer, memory: Any) -> None:
+    """Copy it often enough for large pages, and wait until they are there."""
+    for _ in range(WARM):
+        await buffer.read_into(memory)
+    await asyncio.sleep(WARM_UP)
+
+
 async def against_memcpy(owner: Any, size: int, rounds: int, backend: str) -> list[Row]:
     """Within this host."""
     buffer = await owner.make.call_one(size, backend)
     memory = bytearray(b"m") * size
     rows = []
+    await warm_up(buffer, memory)
     for write in (False, True):
         ours, copied = [], []
-        for _ in range(WARM):
-            await rate(buffer, memory, write)
+        await rate(buffer, memory, write)
         for _ in range(rounds):
             copied.append(statistics.median(memcpy_rates(size, 3)))
             ours.append(await rate(buffer, memory, write))
@@ -152,7 +161,7 @@ async def beside(owner: Any, backend: str | None, what: str) -> Row:
     """The 99th percentile of calls from the process that reads, while it reads."""
     buffer = await owner.make.call_one(BESIDE // 4, backend)
     memory = bytearray(b"m") * (BESIDE // 4)
-    await buffer.read_into(memory)
+    await warm_up(buffer, memory)
     await pings(owner, None)
     idle = quantile(await pings(owner, None), 0.99)
     samples: list[float] = []

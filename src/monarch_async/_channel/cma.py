@@ -14,6 +14,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 __all__ = ["MAX_PIECES", "Piece", "move", "read", "read_word", "write"]
@@ -65,19 +66,21 @@ def move(pieces: Sequence[Piece]) -> None:
 def _transfer(function: Any, pid: int, pieces: Sequence[Piece]) -> None:
     if function is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if len(pieces) <= MAX_PIECES:
+        _call(function, pid, pieces)
+        return
     for first in range(0, len(pieces), MAX_PIECES):
         _call(function, pid, pieces[first : first + MAX_PIECES])
 
 
 def _call(function: Any, pid: int, pieces: Sequence[Piece]) -> None:
     """One call, and others for what it has left: the kernel may stop at any page, and at 2 GiB."""
-    total = sum(size for _, _, size in pieces)
+    total = sum([size for _, _, size in pieces])
     done = 0
     while done < total:
-        here, there = (ctypes.c_size_t * (2 * len(pieces)))(), (ctypes.c_size_t * (2 * len(pieces)))()
-        for index, (mine, theirs, size) in enumerate(pieces):
-            here[2 * index], here[2 * index + 1] = mine, size
-            there[2 * index], there[2 * index + 1] = theirs, size
+        vector = _vectors(len(pieces))
+        here = vector(*[number for mine, _, size in pieces for number in (mine, size)])
+        there = vector(*[number for _, theirs, size in pieces for number in (theirs, size)])
         copied = function(pid, here, len(pieces), there, len(pieces), 0)
         if copied < 0:
             number = ctypes.get_errno()
@@ -87,6 +90,12 @@ def _call(function: Any, pid: int, pieces: Sequence[Piece]) -> None:
         done += copied
         if done < total:
             pieces = _rest(pieces, copied)
+
+
+@cache
+def _vectors(count: int) -> type[ctypes.Array[ctypes.c_size_t]]:
+    """The type of so many ``struct iovec``, kept since it takes longer to make than to fill."""
+    return ctypes.c_size_t * (2 * count)
 
 
 def _rest(pieces: Sequence[Piece], copied: int) -> list[Piece]:

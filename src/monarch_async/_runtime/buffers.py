@@ -41,7 +41,7 @@ JOIN_FROM = 4 * HUGE
 """Memory of so many bytes gets large pages"""
 JOIN_AFTER = 4
 """when it is lent for so many times."""
-JOIN_PAUSE = 0.002
+JOIN_PAUSE = 0.005
 """Seconds between two of them: whoever reads the memory, or touches new one, waits while one is made (0.6 ms)."""
 
 

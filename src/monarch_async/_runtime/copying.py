@@ -23,9 +23,9 @@ __all__ = ["INLINE_COPY", "SLICE", "Copier", "run_all", "settle", "slices"]
 
 INLINE_COPY = 256 << 10
 """Up to so many bytes are copied on the loop: to wake a thread takes longer."""
-SLICE = 2 << 20
-"""Bytes between two looks whether to stop, or whether others wait: up to 0.4 ms."""
-WAITED, MORE = 0.002, 8
+SLICE = 3 << 20
+"""Bytes between two looks whether to stop, or whether others wait: up to 0.6 ms."""
+WAITED, MORE = 0.0045, 5
 """Who has waited for so many seconds in all for one slice takes so many at the next time."""
 TWO_FROM = 16 << 20
 """From so many bytes on, two threads copy: one alone can't have all that the memory gives."""
@@ -86,11 +86,12 @@ class Copier:
                     return
                 began, computed = time.monotonic(), time.thread_time()
                 try:
-                    copy(joined(taken))
+                    copy(taken[0] if many == 1 else joined(taken))
                 except BaseException:
                     stop.set()
                     raise
-                give_way()
+                if many == 1:
+                    give_way()
                 waited = time.monotonic() - began - (time.thread_time() - computed)
                 many = MORE if waited > WAITED else 1
 

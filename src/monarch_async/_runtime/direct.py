@@ -18,6 +18,7 @@ import ctypes
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from monarch_async._channel.cma import MAX_PIECES, Piece, read, write
@@ -188,15 +189,21 @@ def cookies_match(leases: Sequence[Lease]) -> bool:
 
 
 def _cookie_pieces(leases: Sequence[Lease]) -> tuple[Any, list[Piece]]:
-    found = (ctypes.c_ubyte * (COOKIE_SIZE * len(leases)))()
+    found = _cookies(len(leases))()
     base = ctypes.addressof(found)
     return found, [(base + COOKIE_SIZE * index, lease.grant.cookie_address, COOKIE_SIZE) for index, lease in enumerate(leases)]
 
 
+@cache
+def _cookies(count: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
+    return ctypes.c_ubyte * (COOKIE_SIZE * count)
+
+
 def check_leases(leases: Sequence[Lease]) -> None:
     """Raise `Stale` if one of them is over."""
-    if any(lease.revoked for lease in leases):
-        raise Stale
+    for lease in leases:
+        if lease.revoked:
+            raise Stale
 
 
 def _copy(leases: Sequence[Lease], writes: bool) -> Callable[[list[Piece]], None]:

@@ -217,6 +217,10 @@ async def sends_other(member: Member) -> Any:
     return None
 
 
+async def is_ready(member: Member) -> None:
+    await member.comm.ready()
+
+
 async def test_case_15_members_that_do_not_agree(spawn: Spawn) -> None:
     """Other shapes, other operations, one left out: an error before anything moves, everywhere, that names ranks and what each called."""
     procs, members = spawn({"gpus": 3})
@@ -249,6 +253,7 @@ async def test_case_15_members_that_do_not_agree(spawn: Spawn) -> None:
             assert "called barrier" in text
         for text in (await members.run.call(sends_other)).values():
             assert f"rank 0 sends float32 ({LARGE},), and rank 1 wants float32 ({LARGE + 1},)" in text
+        await members.run.call(is_ready)  # a mismatch of two members is told to the third when it calls the next operation, else
         assert [6.0] * 3 == list((await members.run.call(total)).values())
 
 

@@ -1,4 +1,5 @@
-"""What libraries need to have processes of one host share memory: segments, and descriptors given from one to another.
+"""What libraries need to have processes of one host share memory: segments, descriptors given from one to another, and processors for the
+threads that use them.
 
 Each process fills segments of its own, and looks at those of others through windows (`segment`). A `Peering` hands the descriptors of a
 segment, and of the eventfds that others are to ring, from process to process, under a name that both know.
@@ -16,8 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from monarch_async._channel.descriptors import inbox_path
+from monarch_async._channel.processors import keep_apart
 from monarch_async._channel.segment import SUPPORTED, Segment, Window
-from monarch_async._core.processors import keep_apart
 from monarch_async._runtime.runtime import Runtime
 from monarch_async.errors import ChannelError
 from monarch_async.ids import ProcAddress

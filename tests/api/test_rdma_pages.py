@@ -10,7 +10,7 @@ import pytest
 
 from monarch_async import Actor, RDMABuffer, endpoint, this_host
 from monarch_async._channel.memory import memory_of
-from monarch_async._channel.pages import HUGE
+from monarch_async._channel.pages import HUGE, blocks
 from monarch_async._runtime import buffers
 from monarch_async._runtime.buffers import JOIN_AFTER, JOIN_FROM, Buffers
 from monarch_async.ambient import current_runtime
@@ -63,7 +63,8 @@ class Watched(Actor):
 
         setattr(buffers, "join", watched)  # noqa: B010
         buffer, registered = RDMABuffer(self.memory), held()
-        joining = asyncio.ensure_future(registered._join(buffer._ref.key))
+        pages = blocks(memory_of(self.memory).address, len(self.memory))
+        joining = asyncio.ensure_future(registered._join(buffer._ref.key, pages))
         await begun.wait()
         await buffer.drop()
         before = len(made)

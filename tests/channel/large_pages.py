@@ -32,4 +32,4 @@ def can_join() -> bool:
         view = ctypes.c_char.from_buffer(memory)
         address = ctypes.addressof(view)
         del view
-        return all(join(block) for block, _, _ in blocks(address, len(memory))) and large_pages(address) > 0
+        return all(join(block) for block in blocks(address, len(memory))) and large_pages(address) > 0

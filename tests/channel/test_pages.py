@@ -19,7 +19,7 @@ def test_blocks(address: int, size: int) -> None:
     """All that begin at a multiple of their size and lie inside, and no byte beside."""
     found = list(blocks(address, size))
     expected = [block for block in range(0, 9 * HUGE, HUGE) if address <= block and block + HUGE <= address + size]
-    assert [(block, block, HUGE) for block in expected] == found
+    assert expected == found
 
 
 def test_join_keeps_what_is_there() -> None:
@@ -32,7 +32,7 @@ def test_join_keeps_what_is_there() -> None:
         view = ctypes.c_char.from_buffer(memory)
         address = ctypes.addressof(view)
         del view
-        for block, _, _ in blocks(address, len(memory)):
+        for block in blocks(address, len(memory)):
             assert join(block)
         assert large_pages(address) > 0
         assert content == memory[:]
@@ -53,7 +53,7 @@ def test_memory_that_was_never_touched_is_passed_over() -> None:
         view = ctypes.c_char.from_buffer(memory)
         address = ctypes.addressof(view)
         del view
-        first, second = [block for block, _, _ in blocks(address, len(memory))][:2]
+        first, second = blocks(address, len(memory))[:2]
         memory[second - address] = 1
         before = large_pages(address)
         assert join(first)

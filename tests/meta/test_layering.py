@@ -35,12 +35,12 @@ LAYERS: dict[str, list[str]] = {
     "L0": words("errors ids points shape clock options health restart instrument"),
     "L1": inside(
         "_core",
-        """address processors events lines binding stories views lifting parts codec device_ledger faults framing handshake session poly1305
+        """address events lines binding stories views lifting parts codec device_ledger faults framing handshake session poly1305
         seal reader order intensity instructions supervision_states supervision""",
     ),
     "L2": inside(
         "_channel",
-        """base pool keys tls stream pieces dial devices cuda_driver cuda parcels arrivals tensors torch_hook segment memory cma
+        """base processors pool keys tls stream pieces dial devices cuda_driver cuda parcels arrivals tensors torch_hook segment memory cma
         pages machine fabric block blocks descriptors gifts""",
     ),
     "L3": inside(

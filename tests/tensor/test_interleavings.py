@@ -30,6 +30,19 @@ def tell_all(monkeypatch: pytest.MonkeyPatch, seeds: range, story: Callable[[Wor
                 raise
 
 
+async def agree(life: Life) -> None:
+    """On the step to go on at."""
+    known = [step for step in await life.do("agree", life.step) if step >= 0]
+    life.step = min(known, default=0)
+
+
+async def step(life: Life) -> None:
+    """The next one, in which all are at the same."""
+    now = life.step
+    assert [now] * life.world.size == await life.do("step", now, moves=now % 2 == 1)
+    life.step = now + 1
+
+
 async def trains(life: Life) -> None:
     """What docs/collectives.md has: after an error all agree on where to begin again. No two operations that differ ever meet."""
     synced = False
@@ -37,12 +50,9 @@ async def trains(life: Life) -> None:
         try:
             if not synced:
                 await life.ready()
-                known = [step for step in await life.do("agree", life.step) if step >= 0]
-                life.step = min(known, default=0)
+                await agree(life)
                 synced = True
-            step = life.step
-            assert [step] * life.world.size == await life.do("step", step, moves=step % 2 == 1)
-            life.step = step + 1
+            await step(life)
         except CollectiveMismatch:
             raise
         except FAILED:
@@ -59,12 +69,9 @@ async def gives_up_at_times(life: Life) -> None:
                 if not synced:
                     if dice.random() < 0.7:
                         await life.ready()
-                    known = [step for step in await life.do("agree", life.step) if step >= 0]
-                    life.step = min(known, default=0)
+                    await agree(life)
                     synced = True
-                step = life.step
-                assert [step] * life.world.size == await life.do("step", step, moves=step % 2 == 1)
-                life.step = step + 1
+                await step(life)
         except CollectiveMismatch:
             raise
         except (*FAILED, TimeoutError):

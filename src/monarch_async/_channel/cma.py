@@ -66,9 +66,6 @@ def move(pieces: Sequence[Piece]) -> None:
 def _transfer(function: Any, pid: int, pieces: Sequence[Piece]) -> None:
     if function is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if len(pieces) <= MAX_PIECES:
-        _call(function, pid, pieces)
-        return
     for first in range(0, len(pieces), MAX_PIECES):
         _call(function, pid, pieces[first : first + MAX_PIECES])
 

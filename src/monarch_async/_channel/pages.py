@@ -9,9 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-from collections.abc import Iterator
-
-from monarch_async._channel.cma import Piece
 
 __all__ = ["HUGE", "blocks", "join"]
 
@@ -27,10 +24,9 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
-def blocks(address: int, size: int) -> Iterator[Piece]:
-    """The large pages that lie wholly in this memory, as pieces from and to themselves."""
-    for block in range(-(-address // HUGE) * HUGE, (address + size) // HUGE * HUGE, HUGE):
-        yield block, block, HUGE
+def blocks(address: int, size: int) -> range:
+    """Where the large pages begin that lie wholly in this memory."""
+    return range(-(-address // HUGE) * HUGE, (address + size) // HUGE * HUGE, HUGE)
 
 
 def join(block: int) -> bool:

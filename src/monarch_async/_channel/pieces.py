@@ -21,8 +21,8 @@ import ctypes
 import socket
 from collections.abc import Callable, Iterator, Sequence
 
+from monarch_async._channel.processors import give_way
 from monarch_async._core.address import address_of
-from monarch_async._core.processors import give_way
 from monarch_async._core.seal import SEAL_SIZE, Seal
 
 __all__ = ["PIECE", "DataSocket", "cut"]

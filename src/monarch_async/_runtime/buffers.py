@@ -19,9 +19,9 @@ import ctypes
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from monarch_async._channel.cma import Piece
 from monarch_async._channel.memory import Memory, view_of
 from monarch_async._channel.pages import HUGE, blocks, join
 from monarch_async._runtime.asking import ask
@@ -204,32 +204,28 @@ class Buffers:
             grants.append(Grant(os.getpid(), registration.memory.address, ctypes.addressof(cookie), bytes(cookie)))
             registration.lent += 1
             if registration.lent == JOIN_AFTER and registration.memory.size >= JOIN_FROM:
-                self._runtime.tasks.start(self._join(key), name="joining the pages of registered memory")
+                pages = blocks(registration.memory.address, registration.memory.size)
+                self._runtime.tasks.start(self._join(key, pages), name="joining the pages of registered memory")
         return grants
 
-    async def _join(self, key: int) -> None:
-        """Give memory large pages. What is dropped meanwhile, or before its turn comes, isn't held any longer: it may be unmapped then."""
-        able = True
-
-        def make(part: list[Piece]) -> None:
-            nonlocal able
-            able = join(part[0][0])
-
+    async def _join(self, key: int, pages: Sequence[int]) -> None:
+        """Give memory large pages."""
         async with self._joining:
-            first = self._registered.get(key)
-            pages = blocks(first.memory.address, first.memory.size) if first is not None else ()
-            del first
             for page in pages:
-                registration = self._registered.get(key)
-                if registration is None or not able:
+                if not await self._make(key, page):
                     break
-                registration.enter()
-                try:
-                    await self._copier.run(make, [[page]], 1)
-                finally:
-                    registration.leave()
-                    del registration
                 await asyncio.sleep(JOIN_PAUSE)
+
+    async def _make(self, key: int, page: int) -> bool:
+        """One of them; False if no more are to be made. What was dropped isn't held between two of them: it may be unmapped then."""
+        registration = self._registered.get(key)
+        if registration is None:
+            return False
+        registration.enter()
+        try:
+            return await self._copier.do(partial(join, page))
+        finally:
+            registration.leave()
 
     def read(self, message: Message, parts: Sequence[Part]) -> list[pickle.PickleBuffer]:
         """Parts of memories. They are copied when the answer is sent, which is at once."""

@@ -13,13 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch_async._channel.cma import Piece
-from monarch_async._core.processors import give_way, keep_apart
+from monarch_async._channel.processors import give_way, keep_apart
 
-__all__ = ["INLINE_COPY", "SLICE", "Copier", "run_all", "settle", "slices"]
+__all__ = ["INLINE_COPY", "SLICE", "Copier", "joined", "run_all", "settle", "slices"]
+
+T = TypeVar("T")
 
 INLINE_COPY = 256 << 10
 """Up to so many bytes are copied on the loop: to wake a thread takes longer."""
@@ -95,11 +98,8 @@ class Copier:
                 waited = time.monotonic() - began - (time.thread_time() - computed)
                 many = MORE if waited > WAITED else 1
 
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(2, "monarch_async copy")
-        loop = asyncio.get_running_loop()
         count = threads if total >= TWO_FROM and len(parts) > 1 else 1
-        running = [loop.run_in_executor(self._threads, work, index) for index in range(count)]
+        running = [self._start(partial(work, index)) for index in range(count)]
         try:
             await asyncio.wait(running)
         except asyncio.CancelledError:
@@ -110,13 +110,28 @@ class Copier:
             if error is not None:
                 raise error
 
+    async def do(self, work: Callable[[], T]) -> T:
+        """Have a thread do anything else that is short; returns, or is cancelled, when it is done."""
+        running = self._start(work)
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            await settle([running])
+            raise
+        return running.result()
+
+    def _start(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(2, "monarch_async copy")
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
     def close(self) -> None:
         """Let the threads end."""
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 
 
-async def settle(running: Sequence[asyncio.Future[None]]) -> None:
+async def settle(running: Sequence[asyncio.Future[Any]]) -> None:
     """Until they have ended, however often that is cancelled: they end by themselves, soon."""
     while not all(future.done() for future in running):
         try:

@@ -328,11 +328,10 @@ async def _all_formed(whole: Group, *groups: Group) -> None:
 
 def _seen(teams: Teams, ranks: tuple[int, ...], extent: Extent) -> Communicator:
     """The communicator of a team along these dimensions: the same whenever it is asked for. On the loop."""
-    views: dict[tuple[tuple[int, ...], Extent], Communicator] = teams.__dict__.setdefault("communicators", {})
-    key = ranks, extent
-    if key not in views:
-        views[key] = Communicator(teams, teams.of(ranks), extent)
-    return views[key]
+    comm: Communicator | None = teams.views.get((ranks, extent))
+    if comm is None:
+        comm = teams.views[ranks, extent] = Communicator(teams, teams.of(ranks), extent)
+    return comm
 
 
 def own_communicator(backend: str, timeout: float, check: Check) -> Communicator:
@@ -347,11 +346,9 @@ def own_communicator(backend: str, timeout: float, check: Check) -> Communicator
 
     def make_one() -> Communicator:
         circle = circle_of(me)
-        teams: Teams | None = circle.__dict__.get("teams")
-        if teams is None:
-            teams = Teams(circle, (backend, timeout, check))
+        teams: Teams = circle.teams or Teams(circle, (backend, timeout, check))
         comm = _seen(teams, teams.whole.group.ranks, me.extent)
-        circle.__dict__["teams"] = teams  # now that there is such a backend
+        circle.teams = teams  # now that there is such a backend
         return comm
 
     return on_loop(me.runtime, make_one)

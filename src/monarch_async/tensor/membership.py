@@ -51,6 +51,7 @@ class Circle:
         self.groups: dict[str, Listener] = {}
         self.lost: dict[int, PeerLost] = {}
         self.over = False
+        self.teams: Any = None  # `team.Teams`, once there is a communicator
         self._addresses = list(me.addresses)
         self._lives: dict[int, int] = {}  # the incarnations that are known of others
         self._watches: dict[int, asyncio.Task[None]] = {}

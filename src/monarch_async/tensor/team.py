@@ -6,6 +6,9 @@ slice or as a subset. They have one group then, whose name comes from the ranks 
 
 from __future__ import annotations
 
+from typing import Any
+
+from monarch_async.shape import Extent
 from monarch_async.tensor.batch import Batch
 from monarch_async.tensor.choosing import backend_of, maker_of
 from monarch_async.tensor.compression import Turns
@@ -38,6 +41,7 @@ class Teams:
         self.circle = circle
         self._settings = settings
         self._made: dict[tuple[int, ...], Team] = {}
+        self.views: dict[tuple[tuple[int, ...], Extent], Any] = {}  # communicators, by ranks and dimensions
 
     @property
     def whole(self) -> Team:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from monarch_async._core.processors import give_way, keep_apart
+from monarch_async._channel.processors import give_way, keep_apart
 
 
 def in_thread(work: Callable[[], Any]) -> Any:

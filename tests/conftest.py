@@ -17,6 +17,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
@@ -106,6 +107,12 @@ def _set_aside() -> None:
     """Let the collector look at nothing of what is here now. With torch imported collecting takes 70 ms, and without that under 1 ms."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_configure() -> None:
+    """Ctrl-C means something, as in a terminal, where tests run in the background of a shell too: what they start inherits that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="module")

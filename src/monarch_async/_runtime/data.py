@@ -298,10 +298,15 @@ class DataConnections:
         try:
             async with channel.lock:
                 await self._move(channel, write, parts, copied)
+                if channel.pipe.over:  # given up before this was known to be done
+                    self._forget(channel)
         except BaseException:
-            channel.shut()  # the accessor waits for bytes, or sends some
-            self._accepted.pop((channel.peer, number), None)
+            self._forget(channel)  # the accessor waits for bytes, or sends some
             raise
+
+    def _forget(self, channel: Channel) -> None:
+        channel.shut()
+        self._accepted.pop((channel.peer, channel.number), None)
 
     async def _move(self, channel: Channel, write: bool, parts: Sequence[Part], copied: bool) -> None:
         found = [self._buffers.find(key, write=write, end=offset + size) for key, offset, size in parts]

@@ -101,7 +101,7 @@ class Order(Generic[T]):
         while True:
             if direct:
                 kind, number, item = direct[0]
-                if kind != _GATE or number <= self._trees:
+                if kind != _GATE or self._is_past(number):
                     direct.popleft()
                     if kind == _MARK:
                         self._marks = max(self._marks, number)
@@ -115,9 +115,13 @@ class Order(Generic[T]):
                 continue
             return ready
 
+    def _is_past(self, number: int) -> bool:
+        """Whether message `number` of the tree was delivered or never will be, as one behind it waits and none before that."""
+        return number <= self._trees or (bool(self._tree) and number < self._tree[0][0])
+
     def validate(self) -> None:
         """Raise `AssertionError` if an invariant is broken. For tests."""
-        assert not self._direct or (self._direct[0][0] == _GATE and self._direct[0][1] > self._trees)
+        assert not self._direct or (self._direct[0][0] == _GATE and not self._is_past(self._direct[0][1]))
         assert not self._tree or self._tree[0][1] > self._marks
         numbers = [number for number, _, _ in self._tree]
         assert numbers == sorted(numbers)
